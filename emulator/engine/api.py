@@ -1,0 +1,381 @@
+"""What a rank sees of the event engine: one configuration, one protocol, two implementations ("c", "python").
+
+Every call costs its caller `call_price_ps` (at least 1 ps) of virtual time *before* it takes effect. Every
+blocking call is an observation point: when it returns at `now_ps`, everything that reached this rank at or
+before `now_ps` is final, applied to its words and in its apply log. Times are integer picoseconds, sizes
+bytes.
+
+Link classes: 0 SELF, 1 CHIP, 2 NODE, 3 POD. A die has one egress port and one ingress port for classes 1 to
+3 and a local port for class 0.
+
+    put       EGRESS at me -> INGRESS at dst (put latency later) -> DELIVER (log entry, word) -> ACK at me
+    get       request -> EGRESS at src (snapshot entry in src's log) -> INGRESS at me -> done
+    atomic    request -> applied at dst -> response
+    exchange  a metadata record to every rank; when all n have arrived, the rows are pulled with gets
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "ADD",
+    "ATOMIC_ADD",
+    "CAS",
+    "CLASSES",
+    "CHIP",
+    "EQ",
+    "GE",
+    "GT",
+    "KIND_GET",
+    "KIND_META",
+    "KIND_PULL",
+    "KIND_PUT",
+    "LE",
+    "LOG_DTYPE",
+    "LOG_PUT",
+    "LOG_SNAPSHOT",
+    "LT",
+    "MAX_RANKS",
+    "NE",
+    "NODE",
+    "POD",
+    "PORT_EGRESS",
+    "PORT_INGRESS",
+    "PORT_LOCAL",
+    "RECORD_DTYPE",
+    "SELF",
+    "SET",
+    "SWAP",
+    "TIMEOUT",
+    "ChainStep",
+    "Engine",
+    "EngineConfig",
+    "EngineKind",
+    "ExchangeResult",
+    "LogRef",
+    "Statistics",
+]
+
+EngineKind = Literal["c", "python"]
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+CLASSES = ("self", "chip", "node", "pod")
+SELF, CHIP, NODE, POD = range(4)
+EQ, NE, GT, GE, LT, LE = range(6)
+NO_OP, SET, ADD = range(3)
+ATOMIC_ADD, SWAP, CAS = range(3)
+TIMEOUT = -1
+"""What `wait` returns when its time-out came first."""
+LOG_PUT, LOG_SNAPSHOT = range(1, 3)
+PORT_EGRESS, PORT_INGRESS, PORT_LOCAL = range(3)
+KIND_PUT, KIND_GET, KIND_META, KIND_PULL = range(4)
+MAX_RANKS = 4095
+
+LOG_DTYPE = np.dtype(
+    [
+        ("time_ps", "i8"),  # when the entry took effect at this target
+        ("kind", "i4"),  # LOG_PUT or LOG_SNAPSHOT
+        ("rank", "i4"),  # who posted: the writer of a put, the reader of a get
+        ("file_id", "i8"),  # where the put's bytes are staged, or where the snapshot goes
+        ("file_offset", "i8"),
+        ("offset", "i8"),  # in the target's memory: first byte written, or first byte read
+        ("nbytes", "i8"),
+        ("op_id", "i8"),  # the poster's own number
+        ("key", "i8"),  # order among entries of one instant
+    ]
+)
+"""One entry of a target's apply log, in key order. The engine never touches payload bytes."""
+
+RECORD_DTYPE = np.dtype(
+    [
+        ("time_ps", "i8"),  # arrival at the port
+        ("key", "i8"),  # (rank, sequence, sub-index, stage) of the operation
+        ("start_ps", "i8"),
+        ("end_ps", "i8"),
+        ("nbytes", "i8"),
+        ("rank", "i4"),  # whose port
+        ("peer", "i4"),  # the other end; -1 for a row of metadata records at its egress
+        ("port", "i4"),  # PORT_*
+        ("kind", "i4"),  # KIND_*
+    ]
+)
+"""One reservation of a port, as written to the trace file descriptor. In key order per port, not across
+ports."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What the engine needs to know of the machine. Tuples of four are indexed by link class.
+
+    Args:
+        num_ranks: 1 to `MAX_RANKS`.
+        dies_per_chip, dies_per_node: rank r sits on chip r // dies_per_chip and node r // dies_per_node.
+        put_latency_ps: first byte of a put, from leaving egress to reaching ingress.
+        request_latency_ps, response_latency_ps: the two halves of a get or an atomic.
+        ack_latency_ps: from delivery of a put to its poster.
+        write_bytes_per_s, read_bytes_per_s: integer bandwidth of puts and of get responses.
+        call_price_ps: virtual cost of every call, at least 1.
+        poll_price_ps, poll_max_polls: tick of an unsuccessful `test`, and how many ticks it may skip.
+        words_per_rank: 64-bit words for signals and atomics, also the most conditions of one `wait`.
+        channels: independent sequences of exchanges.
+        chain_steps: longest chain of one `exchange`.
+        log_entries: ring size of each target's apply log, a power of two.
+        lookahead: use latencies to settle earlier (False is slower and gives the same result).
+        wall_deadline_s: host seconds without any engine entry of any rank that end the run with a report.
+        keep_going: survivors go on after a rank died.
+        livelock_polls: failed `test` calls in a row, of every rank, that count as polling in vain.
+        trace_records: ring of port reservations for tracing, 0 for none.
+        node_bytes: arena for pending events; 0 chooses by num_ranks.
+    """
+
+    num_ranks: int
+    dies_per_chip: int
+    dies_per_node: int
+    put_latency_ps: tuple[int, int, int, int]
+    request_latency_ps: tuple[int, int, int, int]
+    response_latency_ps: tuple[int, int, int, int]
+    ack_latency_ps: tuple[int, int, int, int]
+    write_bytes_per_s: tuple[int, int, int, int]
+    read_bytes_per_s: tuple[int, int, int, int]
+    call_price_ps: int = 1
+    poll_price_ps: int = 100_000
+    poll_max_polls: int = 1_000_000
+    words_per_rank: int = 256
+    channels: int = 8
+    chain_steps: int = 512
+    log_entries: int = 4096
+    lookahead: bool = True
+    wall_deadline_s: float = 600.0
+    keep_going: bool = False
+    livelock_polls: int = 200
+    trace_records: int = 0
+    node_bytes: int = 0
+
+
+class LogRef(NamedTuple):
+    """What the apply log of the target will say about this operation; opaque to the engine."""
+
+    file_id: int
+    file_offset: int
+    offset: int
+    nbytes: int
+    op_id: int
+
+
+class ChainStep(NamedTuple):
+    """An exchange to be posted on my behalf with zero rows, `call_price_ps + compute_ps` after the one
+    before ended."""
+
+    channel: int
+    compute_ps: int
+    meta_bytes: int
+    pull_start_ps: int = 0
+    record_ps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeResult:
+    """How an exchange ended for me.
+
+    index: which exchange of the chain woke me (0 is the one I posted myself).
+    time_ps: when the last row was in (equals `now_ps`).
+    records_ps: when the last of the n metadata records was in.
+    counts: int32 [n] rows I received, by source.
+    offsets: int32 [n] what each source said in its record for me (where my rows begin in its buffer).
+    tags: int64 [n] what each source said to everybody.
+    """
+
+    index: int
+    time_ps: int
+    records_ps: int
+    counts: Int32Array
+    offsets: Int32Array
+    tags: Int64Array
+
+
+class Statistics(NamedTuple):
+    """Counters since the start, of the whole pod where not said otherwise. Arrays are int64, by rank.
+
+    Host-dependent: `entries` and `wake_ups` (never put them into a result that must be reproducible).
+    busy_ps: [n, 3] by port. bytes_by_class: [n, 4] charged bytes by poster or reader. wait_ps: [n] blocked.
+    """
+
+    events: int
+    entries: int
+    wake_ups: Int64Array
+    polls_skipped: Int64Array
+    busy_ps: Int64Array
+    bytes_by_class: Int64Array
+    wait_ps: Int64Array
+
+
+class Engine(Protocol):
+    """One rank's face of the engine. Not thread-safe. Any blocking call may raise DeadlockError,
+    RankLostError, WallDeadlineError or InternalError; bad arguments raise UsageError before any time
+    passes."""
+
+    @property
+    def now_ps(self) -> int:
+        """My virtual clock."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    def link_class(self, peer: int) -> int:
+        """Class of the path between me and `peer`."""
+
+    def compute(self, ps: int, kind: int = 0, publish: bool = True) -> None:
+        """Let `ps` pass, priced work. Call it *before* the real arithmetic: `publish` tells the others at
+        once that I issue nothing until then, so they can go on meanwhile. `kind` only labels the region in
+        the digest."""
+
+    def sleep(self, ps: int) -> None:
+        """Let `ps` pass doing nothing; same as an unlabelled compute."""
+
+    def put(
+        self,
+        dst: int,
+        charged_bytes: int,
+        log: LogRef | None = None,
+        word: int | None = None,
+        op: int = SET,
+        value: int = 0,
+    ) -> None:
+        """Post a put; buffered in this process, no engine entry. At delivery `log` is appended to dst's
+        apply log, then `word` of dst is set to `value` or has it added (SET, ADD). Complete after `quiet`."""
+
+    def get(self, src: int, charged_bytes: int, log: LogRef | None = None) -> int:
+        """Post a get; buffered. `log` is appended to *src*'s apply log (LOG_SNAPSHOT) when the response
+        leaves. Returns a handle for `wait_get`."""
+
+    def wait_get(self, handle: int) -> None:
+        """Block until that get's response is in."""
+
+    def atomic(self, dst: int, word: int, op: int, value: int, compare: int = 0) -> int:
+        """ATOMIC_ADD, SWAP or CAS on a word of dst. Blocks; returns the old value (64-bit, wraps)."""
+
+    def fence(self) -> None:
+        """Puts to one target posted before are delivered before those posted after. (The fabric keeps that
+        order anyway; it only costs the call.)"""
+
+    def quiet(self) -> None:
+        """Block until every put of mine is acknowledged and every get of mine is in."""
+
+    def flush(self) -> None:
+        """Hand the buffered posts over now. Costs nothing in virtual time and changes no result; a rank that
+        will be busy on the host for long without any other call should do it."""
+
+    def wait(
+        self, conditions: Sequence[tuple[int, int, int]], any_: bool = False, timeout_ps: int | None = None
+    ) -> int:
+        """Block until all (or any) of my (word, comparison, value) hold at one instant.
+
+        Returns the index of the first that holds (0 for all), or TIMEOUT at exactly the time-out; a delivery
+        at the same instant beats the time-out."""
+
+    def test(self, word: int, cmp: int, value: int) -> bool:
+        """Does the comparison hold now? If not, my clock moves to the first poll tick at which the answer may
+        differ: when it came to hold, when another word of mine changed, or `poll_max_polls` ticks later."""
+
+    def read(self, word: int) -> int:
+        """Value of my word, everything up to now included."""
+
+    def observe(self) -> None:
+        """Everything up to now is final and in my words and my apply log when this returns."""
+
+    def exchange(
+        self,
+        channel: int,
+        counts: Int32Array | None,
+        row_bytes: int,
+        meta_bytes: int,
+        pull_start_ps: int = 0,
+        record_ps: int = 0,
+        chain: Sequence[ChainStep] = (),
+        offsets: Int32Array | None = None,
+        tag: int = 0,
+    ) -> ExchangeResult:
+        """Take part in the next exchange of `channel`; all ranks do, each channel in its own order.
+
+        1. A record of meta_bytes leaves for me+1, me+2, ..., me. All n are in at M, here.
+        2. For each source with counts > 0 for me, in the order me+1, ..., me, the i-th such (from 0) at
+           M + pull_start_ps + i * record_ps a get of counts * row_bytes (row_bytes as that source gave it).
+        3. I resume when the last is in, or at M + pull_start_ps if there is none.
+
+        Args:
+            counts: int32 [n], rows I hold for each target; None for none (barrier, status all-gather).
+            offsets: int32 [n], given to each target as they are; None for zeros.
+            tag: 64-bit, given to everybody.
+            chain: what else I take part in, asleep, as long as I receive no rows; I resume with the first
+            exchange
+                that brings me rows, or after the last. (A chain uses `len(chain)` sequence numbers.)
+        """
+
+    def exchange_post(
+        self,
+        channel: int,
+        counts: Int32Array | None,
+        row_bytes: int,
+        meta_bytes: int,
+        offsets: Int32Array | None = None,
+        tag: int = 0,
+    ) -> None:
+        """Step 1 alone, without blocking; at most one exchange of a channel may be open."""
+
+    def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:
+        """Steps 2 and 3 of the exchange I posted on `channel`; the pull begins at M or now, whichever is
+        later."""
+
+    def log_lock(self, target: int) -> None:
+        """Take target's apply lock (robust: the lock of a killed holder is taken over)."""
+
+    def log_unlock(self, target: int) -> None: ...
+
+    def log_view(self, target: int) -> np.ndarray[Any, np.dtype[Any]]:
+        """A copy (LOG_DTYPE) of the entries not yet taken off, oldest first. Entries of a time after your own
+        `now_ps` may be there already: stop at them. Hold the apply lock."""
+
+    def log_advance(self, target: int, count: int) -> None:
+        """Take the oldest `count` entries off. Hold the apply lock."""
+
+    def finish(self) -> None:
+        """I issue nothing any more (end or early exit); operations under way go on. Idempotent."""
+
+    def mark_dead(self, rank: int) -> None:
+        """The supervisor saw this rank die. Safe to call from any attached process, more than once."""
+
+    def dead_ranks(self) -> list[int]:
+        """Ranks known to be dead."""
+
+    def abort(self, reason: str) -> None:
+        """End the run: every rank's next or current call raises InternalError with this reason."""
+
+    def digest(self, rank: int) -> bytes:
+        """32 bytes: over every reservation of that rank's ports in key order, and over its own calls (kind,
+        start, end, peer, bytes) in program order. Stable once the rank has finished and nothing is under
+        way."""
+
+    def statistics(self) -> Statistics:
+        """See Statistics."""
+
+    def set_trace(self, fd: int) -> None:
+        """Where port reservations are written (RECORD_DTYPE, O_APPEND), by whoever enters the engine, when
+        the ring of `trace_records` fills. Every attached process must set it."""
+
+    def drain(self) -> None:
+        """Write what is left in the trace ring."""
+
+    def set_jitter(self, probability: float, max_us: int, seed: int) -> None:
+        """Sleep at random on the host in engine calls, inside and outside the lock. Tests only; results must
+        not change."""

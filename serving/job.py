@@ -1,0 +1,135 @@
+"""One replay as files: what the command writes once and every rank reads.
+
+A directory holds `job.json` (the settings), `requests.npy` and `tokens.npy` (the workload, memory-mapped by
+every rank, so that 384 ranks do not parse one trace 384 times), `results.jsonl` (one line appended by each
+rank at its end) and `progress.bin` (one record a rank, for the display only).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.request import RequestSpec
+
+_COLUMNS = (
+    "arrival_ps",
+    "priced_prompt",
+    "scale",
+    "max_output",
+    "truncated",
+    "seed",
+    "first_token",
+    "end_token",
+)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """temperature 0 is greedy; otherwise a seeded draw from the top_p share of the distribution."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class ReplayJob:
+    """Settings of one replay, equal on every rank."""
+
+    model_dir: str
+    num_ranks: int
+    priced_as: str
+    profile: str
+    overrides: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    token_scale: int = 1
+    batched_tokens: int = 2048
+    max_seqs: int = 96
+    shared_experts: str = "local"
+    redundant_experts: int = 0
+    layers_executed: int | None = None
+    allow_overcommit: bool = False
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+
+    @staticmethod
+    def read(directory: str | Path) -> ReplayJob:
+        fields = json.loads((Path(directory) / "job.json").read_text())
+        return ReplayJob(**(fields | {"sampling": SamplingOptions(**fields["sampling"])}))
+
+    def write(self, directory: str | Path) -> None:
+        (Path(directory) / "job.json").write_text(json.dumps(asdict(self)))
+
+
+def write_requests(directory: str | Path, specs: Sequence[RequestSpec]) -> None:
+    """Write the workload: `requests.npy` int64[K, 8] and `tokens.npy` int32[all prompt tokens]."""
+    ends = np.cumsum([spec.prompt_tokens for spec in specs], dtype=np.int64)
+    table = np.array(
+        [
+            (
+                s.arrival_ps,
+                s.priced_prompt,
+                s.scale,
+                s.max_output,
+                s.truncated,
+                s.seed,
+                end - s.prompt_tokens,
+                end,
+            )
+            for s, end in zip(specs, ends.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    np.save(Path(directory) / "requests.npy", table)
+    np.save(Path(directory) / "tokens.npy", np.concatenate([s.prompt for s in specs]).astype(np.int32))
+
+
+def read_requests(directory: str | Path) -> list[RequestSpec]:
+    """Read the workload back; prompts are views of the memory-mapped file, int32."""
+    table = np.load(Path(directory) / "requests.npy")
+    tokens = np.load(Path(directory) / "tokens.npy", mmap_mode="r")
+    specs = []
+    for request_id, row in enumerate(table.tolist()):
+        fields = dict(zip(_COLUMNS, row, strict=True))
+        prompt = tokens[fields.pop("first_token") : fields.pop("end_token")]
+        fields["truncated"] = bool(fields["truncated"])
+        specs.append(RequestSpec(request_id=request_id, prompt=prompt, **fields))
+    return specs
+
+
+def append_result(directory: str | Path, result: dict[str, Any]) -> None:
+    """Append one rank's result as one line; a single write to an append-only file is not torn apart."""
+    line = (json.dumps(result, separators=(",", ":")) + "\n").encode()
+    fd = os.open(Path(directory) / "results.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        while line:
+            line = line[os.write(fd, line) :]
+    finally:
+        os.close(fd)
+
+
+def read_results(directory: str | Path) -> list[dict[str, Any]]:
+    """All ranks' results in order of rank; empty if no rank came to its end."""
+    path = Path(directory) / "results.jsonl"
+    if not path.exists():
+        return []
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    return sorted(results, key=lambda result: int(result["rank"]))
+
+
+class Progress:
+    """A shared record per rank, int64[n, 3]: up, requests ended, virtual now in ps. For display only."""
+
+    def __init__(self, directory: str | Path, num_ranks: int, create: bool = False) -> None:
+        path = Path(directory) / "progress.bin"
+        mode = "w+" if create else "r+"
+        self.cells: NDArray[np.int64] = np.memmap(path, np.int64, mode, shape=(num_ranks, 3))  # type: ignore[call-overload]
+
+    def update(self, rank: int, ended: int, now_ps: int) -> None:
+        self.cells[rank] = (1, ended, now_ps)

@@ -1,0 +1,184 @@
+"""Continuous batching on one rank, as pure decisions: no device, no MPI, no clock.
+
+A step's budget is counted in *priced* tokens. Running decodes come first (one token each, so no started
+answer stalls), what is left goes to prefills in order of arrival, cut into chunks. A request is admitted when
+the KV blocks of its whole life are free, so nothing is ever preempted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emulator.errors import InternalError, UsageError
+from serving.request import Request, RequestSpec
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """Bounds of one rank.
+
+    batched_tokens: priced tokens a step. max_seqs: requests running at once. context: functional positions
+    the model has; priced_context: of the priced model. kv_blocks of block_tokens functional tokens each, and
+    priced_kv_tokens, are the cache's size in the two currencies; both must have room.
+    """
+
+    batched_tokens: int
+    max_seqs: int
+    context: int
+    priced_context: int
+    kv_blocks: int
+    block_tokens: int
+    priced_kv_tokens: int
+
+    def max_step_tokens(self, scale: int) -> int:
+        """Most functional tokens one step can hold; sizes the dispatch buffers.
+
+        Every running request brings at most one token worth less than `scale` (a decode, or its prompt's
+        remainder); all others are worth `scale`.
+        """
+        if self.batched_tokens < scale:
+            raise UsageError(
+                f"--batched-tokens {self.batched_tokens} is below the token scale {scale}: no prompt token "
+                f"would ever fit into a step; the least is {scale}"
+            )
+        return min(self.batched_tokens, self.max_seqs + self.batched_tokens // scale)
+
+    def blocks(self, spec: RequestSpec) -> int:
+        """KV blocks a request holds at its end."""
+        return -(-spec.total_tokens // self.block_tokens)
+
+    def refusal(self, spec: RequestSpec) -> str | None:
+        """Why a request can never be served here, or None."""
+        if spec.prompt_tokens + spec.max_output > self.context:
+            return (
+                f"{spec.prompt_tokens} prompt and {spec.max_output} output tokens exceed the context of "
+                f"{self.context}"
+            )
+        if spec.priced_prompt + spec.max_output > self.priced_context:
+            return (
+                f"{spec.priced_prompt} prompt and {spec.max_output} output tokens exceed the priced context "
+                f"of {self.priced_context}"
+            )
+        if self.blocks(spec) > self.kv_blocks or spec.priced_total > self.priced_kv_tokens:
+            return f"{spec.priced_total} tokens of KV exceed the rank's {self.priced_kv_tokens}"
+        return None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of consecutive tokens of one request inside a step's batch.
+
+    start, count: functional positions; priced_start, priced_count: what they are charged as. `samples` says
+    that the last position's logits give an output token. shares(i) of the tokens sum to priced_count.
+    """
+
+    request: Request
+    start: int
+    count: int
+    priced_start: int
+    priced_count: int
+    samples: bool
+    decode: bool
+
+    def shares(self) -> list[int]:
+        """Priced tokens each functional token stands for: `count` values."""
+        spec = self.request.spec
+        edges = [spec.priced_position(self.start + i) for i in range(self.count + 1)]
+        return [after - before for before, after in zip(edges, edges[1:], strict=False)]
+
+
+class Scheduler:
+    """Requests of one rank: `add`, then per step `schedule` and `complete`."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.kv_blocks_used = 0
+        self.priced_kv_used = 0
+        self.outstanding = 0
+
+    def add(self, request: Request) -> bool:
+        """Queue a request, or fail it alone when it can never fit; True if queued."""
+        reason = self.limits.refusal(request.spec)
+        if reason is not None:
+            request.fail(reason)
+            return False
+        self.waiting.append(request)
+        self.outstanding += request.outstanding
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def schedule(self) -> list[Segment]:
+        """Choose this step's batch; empty only when there is nothing to do."""
+        self._admit()
+        budget = self.limits.batched_tokens
+        segments = []
+        for request in self.running:
+            if not request.in_prefill:
+                segments.append(_decode_segment(request))
+        segments = segments[:budget]
+        budget -= len(segments)
+        for request in self.running:
+            if request.in_prefill and (segment := _prefill_segment(request, budget)) is not None:
+                segments.append(segment)
+                budget -= segment.priced_count
+        if self.has_work and not segments:
+            raise InternalError("scheduler has requests but no work for this step")
+        return segments
+
+    def complete(self, segments: Sequence[Segment]) -> None:
+        """Account for a computed step. Call before the sampled tokens are appended to their requests."""
+        for segment in segments:
+            segment.request.num_computed += segment.count
+            self.outstanding -= segment.priced_count
+
+    def retire(self) -> list[Request]:
+        """Drop the requests that have ended, give their KV back, and return them."""
+        ended = [request for request in self.running if request.is_done]
+        for request in ended:
+            self.kv_blocks_used -= self.limits.blocks(request.spec)
+            self.priced_kv_used -= request.spec.priced_total
+        if ended:
+            self.running = [request for request in self.running if not request.is_done]
+        return ended
+
+    def _admit(self) -> None:
+        limits = self.limits
+        while self.waiting and len(self.running) < limits.max_seqs:
+            spec = self.waiting[0].spec
+            if self.kv_blocks_used + limits.blocks(spec) > limits.kv_blocks:
+                return
+            if self.priced_kv_used + spec.priced_total > limits.priced_kv_tokens:
+                return
+            self.kv_blocks_used += limits.blocks(spec)
+            self.priced_kv_used += spec.priced_total
+            self.running.append(self.waiting.popleft())
+
+
+def _decode_segment(request: Request) -> Segment:
+    start = request.num_computed
+    return Segment(request, start, 1, request.spec.priced_position(start), 1, samples=True, decode=True)
+
+
+def _prefill_segment(request: Request, budget: int) -> Segment | None:
+    """The longest chunk of the prompt worth at most `budget` priced tokens; None if not one token fits."""
+    spec = request.spec
+    start = request.num_computed
+    priced_start = spec.priced_position(start)
+    if spec.priced_prompt - priced_start <= budget:
+        count = spec.prompt_tokens - start
+    else:
+        count = budget // spec.scale
+    if count < 1:
+        return None
+    end = start + count
+    priced_count = spec.priced_position(end) - priced_start
+    return Segment(
+        request, start, count, priced_start, priced_count, samples=end == spec.prompt_tokens, decode=False
+    )

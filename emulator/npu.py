@@ -2,10 +2,10 @@
 
 price = start + max(operations / (peak * compute efficiency), bytes / (HBM bandwidth * memory efficiency))
 
-Peak, bandwidth, efficiencies and start-ups come from the machine profile, one triple per kernel kind. Nothing here
-knows a model; shapes come in as arguments. Left out: overlap between kernels, the cube and vector cores' own
-queues, cache hits. Rates are integers per second and times are rounded up, so a price is exact and never falls when
-work is added or rises when a rate is raised.
+Peak, bandwidth, efficiencies and start-ups come from the machine profile, one triple per kernel kind.
+Nothing here knows a model; shapes come in as arguments. Left out: overlap between kernels, the cube and
+vector cores' own queues, cache hits. Rates are integers per second and times are rounded up, so a price is
+exact and never falls when work is added or rises when a rate is raised.
 """
 
 from collections.abc import Sequence
@@ -69,16 +69,15 @@ class PriceList:
         outputs: int,
         *,
         bf16: bool = False,
-        kernel: str = "",
         output_bytes: int = 2,
     ) -> int:
         """Return the time of [rows, inputs] x [inputs, outputs]; zero rows launch nothing and cost nothing.
 
-        Weights and activations are 1 byte an element, 2 with `bf16`; `output_bytes` is the size of a result element.
+        Weights and activations are 1 byte an element, 2 with `bf16`; a result has `output_bytes`.
         """
         width = 2 if bf16 else 1
         moved = inputs * outputs * width + rows * (inputs * width + outputs * output_bytes)
-        name = kernel or ("gemm_bf16" if bf16 else "gemm_int8")
+        name = "gemm_bf16" if bf16 else "gemm_int8"
         return self.price_ps(name, 2 * rows * inputs * outputs, moved) if rows else 0
 
     def grouped_gemm_ps(
@@ -88,7 +87,7 @@ class PriceList:
         outputs: int,
         output_bytes: int = 2,
     ) -> int:
-        """Return the time of one INT8 kernel over groups with a weight each; groups without rows load nothing."""
+        """Return the time of one INT8 kernel over groups with a weight each; an empty group loads nothing."""
         rows = np.asarray(rows_per_group, dtype=np.int64)
         total, used = int(rows.sum()), int(np.count_nonzero(rows))
         moved = used * inputs * outputs + total * (inputs + outputs * output_bytes)

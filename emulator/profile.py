@@ -1,9 +1,9 @@
 """A machine profile: every number the emulation charges, with its unit, source and label.
 
-A profile is a TOML file of inline tables `key = { value, unit, source, label }` in sections. Loading is strict: a
-missing key, an unknown one, a wrong unit or label and an absurd value are each a `UsageError` of one line that
-names the nearest valid choice. Overrides (`--set ub.latency_inter_us=4`) keep the unit and are labelled
-`override`, so a report never passes off a changed number as a published one.
+A profile is a TOML file of inline tables `key = { value, unit, source, label }` in sections. Loading is
+strict: a missing key, an unknown one, a wrong unit or label and an absurd value are each a `UsageError` of
+one line that names the nearest valid choice. Overrides (`--set ub.latency_inter_us=4`) keep the unit and are
+labelled `override`, so a report never passes off a changed number as a published one.
 """
 
 import difflib
@@ -120,8 +120,8 @@ def load_entries(
         what: how errors call the file ("profile", "priced model").
 
     Raises:
-        UsageError: unreadable file, TOML error, missing or unknown key, missing or unknown field, wrong type, unknown
-            unit or label, value out of range, bad override.
+        UsageError: unreadable file, TOML error, missing or unknown key, missing or unknown field, wrong
+            type, unknown unit or label, value out of range, bad override.
     """
     where = f"{what} {path.name}"
     entries = {key: _entry(where, key, raw) for key, raw in _flatten(where, _read(path, where), "")}
@@ -139,12 +139,11 @@ def load_entries(
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the choice nearest to `word`, or "" when none is near."""
+    """Return "; did you mean 'x'?" for the choice nearest to `word` ("" only when there are no choices)."""
     known = list(choices)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if not close:
-        # A bare last part ("latency_inter_us") is the commonest slip and far from the full key.
-        close = [k for k in known if word and k.rpartition(".")[2] == word.rpartition(".")[2]][:1]
+    # A right last part under a missing or wrong section ("latency_inter_us") is the commonest slip.
+    close = [k for k in known if word and k.rpartition(".")[2] == word.rpartition(".")[2]][:1]
+    close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.0)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

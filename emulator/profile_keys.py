@@ -1,8 +1,8 @@
 """Every number a machine profile must hold: its unit and the range outside which it is certainly a mistake.
 
-The list is complete on purpose. A key missing from a profile is an error, never a default in the code; a key
-that is not listed is a misspelling. Ranges are wide: they catch a slipped unit (ns for us, bits for bytes), not
-an unusual machine.
+The list is complete on purpose. A key missing from a profile is an error, never a default in the code; a
+key that is not listed is a misspelling. Ranges are wide: they catch a slipped unit (ns for us, bits for
+bytes), not an unusual machine.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Who is near whom: dies on chips, chips in nodes, nodes in the pod, and what each distance costs.
 
-Rank r is die r of the pod, filled in order: chip r // 2, node r // 16 on a CloudMatrix384. Between two dies there
-are four link classes; latency and bandwidth belong to the class. Routes, planes and switches are left out: the
-pod's switch fabric is non-blocking (arXiv 2506.12708 3.3), so only the ports of the dies queue.
+Rank r is die r of the pod, filled in order: chip r // 2, node r // 16 on a CloudMatrix384. Between two dies
+there are four link classes; latency and bandwidth belong to the class. Routes, planes and switches are left
+out: the pod's switch fabric is non-blocking (arXiv 2506.12708 3.3), so only the ports of the dies queue.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from emulator.errors import UsageError
 from emulator.profile import Profile, exact
 from emulator.profile_keys import UB_CLASSES
 
-_CLASSES = ("self", *UB_CLASSES)
+PerClass = tuple[int, int, int, int]
+"""One number for each `LinkClass`."""
 
 
 class LinkClass(IntEnum):
@@ -91,19 +92,22 @@ class Topology:
         return result
 
 
-def put_latency_ps(profile: Profile) -> tuple[int, ...]:
+def put_latency_ps(profile: Profile) -> PerClass:
     """Return, per link class, the time from a put's start to its first byte's arrival."""
-    return tuple(profile.ps(f"ub.latency_{name}_us") for name in _CLASSES)
+    chip, intra, inter = (profile.ps(f"ub.latency_{name}_us") for name in UB_CLASSES)
+    return profile.ps("ub.latency_self_us"), chip, intra, inter
 
 
-def read_bytes_per_s(profile: Profile) -> tuple[int, ...]:
+def read_bytes_per_s(profile: Profile) -> PerClass:
     """Return, per link class, the bandwidth of a get's response."""
-    return (profile.per_s("ub.self_gb_per_s"), *(profile.per_s(f"ub.read_{c}_gb_per_s") for c in UB_CLASSES))
+    chip, intra, inter = (profile.per_s(f"ub.read_{name}_gb_per_s") for name in UB_CLASSES)
+    return profile.per_s("ub.self_gb_per_s"), chip, intra, inter
 
 
-def write_bytes_per_s(profile: Profile) -> tuple[int, ...]:
+def write_bytes_per_s(profile: Profile) -> PerClass:
     """Return, per link class, the bandwidth of a put."""
-    return (profile.per_s("ub.self_gb_per_s"), *(profile.per_s(f"ub.write_{c}_gb_per_s") for c in UB_CLASSES))
+    chip, intra, inter = (profile.per_s(f"ub.write_{name}_gb_per_s") for name in UB_CLASSES)
+    return profile.per_s("ub.self_gb_per_s"), chip, intra, inter
 
 
 def engine_config(profile: Profile, num_ranks: int, **settings: Any) -> EngineConfig:
@@ -119,15 +123,20 @@ def engine_config(profile: Profile, num_ranks: int, **settings: Any) -> EngineCo
     """
     topology = Topology.from_profile(profile, num_ranks)
     put = put_latency_ps(profile)
-    request = tuple(_share(ps, profile, "ub.request_share") for ps in put)
+    request = _shares(put, profile, "ub.request_share")
     return EngineConfig(
         num_ranks=num_ranks,
         dies_per_chip=topology.dies_per_chip,
         dies_per_node=topology.dies_per_node,
         put_latency_ps=put,
         request_latency_ps=request,
-        response_latency_ps=tuple(p - r for p, r in zip(put, request, strict=True)),
-        ack_latency_ps=tuple(_share(ps, profile, "ub.ack_share") for ps in put),
+        response_latency_ps=(
+            put[0] - request[0],
+            put[1] - request[1],
+            put[2] - request[2],
+            put[3] - request[3],
+        ),
+        ack_latency_ps=_shares(put, profile, "ub.ack_share"),
         write_bytes_per_s=write_bytes_per_s(profile),
         read_bytes_per_s=read_bytes_per_s(profile),
         call_price_ps=max(1, profile.ps("engine.call_price_ns")),
@@ -137,5 +146,7 @@ def engine_config(profile: Profile, num_ranks: int, **settings: Any) -> EngineCo
     )
 
 
-def _share(latency_ps: int, profile: Profile, key: str) -> int:
-    return round(latency_ps * exact(profile.value(key)))
+def _shares(latency_ps: PerClass, profile: Profile, key: str) -> PerClass:
+    share = exact(profile.value(key))
+    local, chip, intra, inter = (round(ps * share) for ps in latency_ps)
+    return local, chip, intra, inter

@@ -36,6 +36,21 @@ def test_ep288_is_256_routed_and_32_shared_with_one_spare_slot_a_die() -> None:
     assert placement.num_replicas.tolist() == [1] * 256 + [32]
 
 
+def test_shared_copies_follow_the_load_and_take_the_highest_of_the_emptiest_ranks() -> None:
+    for num_ranks, copies in [(1, 1), (8, 1), (9, 1), (17, 1), (18, 2), (64, 7), (287, 31), (384, 32)]:
+        assert place(num_ranks, shared="placed").num_replicas[256] == copies
+    holders = np.flatnonzero((place(64, shared="placed").slot_expert == 256).any(axis=1))
+    assert holders.tolist() == list(range(57, 64))
+
+
+@pytest.mark.parametrize(("num_ranks", "redundant"), [(2, 15), (3, 20), (3, 32), (5, 60)])
+def test_no_rank_holds_an_expert_twice(num_ranks: int, redundant: int) -> None:
+    placement = place(num_ranks, experts=16, redundant=redundant)
+    held = [placement.experts_on(rank) for rank in range(num_ranks)]
+    assert all(len(set(experts)) == len(experts) for experts in held)
+    assert sum(map(len, held)) == 16 + redundant
+
+
 def test_further_ranks_hold_nothing_or_replicas_as_asked() -> None:
     bare = place(384)
     assert (bare.slot_expert[256:] == EMPTY).all()

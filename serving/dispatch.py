@@ -8,7 +8,7 @@ All inputs are shared, so no rank has to be told.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +37,16 @@ def unpack_status(words: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 class Dispatcher:
-    """Hands out the requests of a workload; holds the same state on every rank."""
+    """Hands out the requests of a workload; holds the same state on every rank.
 
-    def __init__(self, specs: Sequence[RequestSpec]) -> None:
+    Args:
+        specs: in order of arrival.
+        is_refused: whether a request can never be served (it is handed out, to fail, but brings no load).
+    """
+
+    def __init__(self, specs: Sequence[RequestSpec], is_refused: Callable[[RequestSpec], bool]) -> None:
         self._specs = specs
+        self._is_refused = is_refused
         self._next = 0
 
     @property
@@ -60,7 +66,8 @@ class Dispatcher:
         while (arrival := self.next_arrival_ps) is not None and arrival <= now_ps:
             spec = self._specs[self._next]
             rank = int(np.argmin(loads))
-            loads[rank] += spec.priced_total
+            if not self._is_refused(spec):
+                loads[rank] += spec.priced_total
             assigned.append((rank, spec))
             self._next += 1
         return assigned

@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.model.sampling import SamplingParams
 from serving.request import RequestSpec
 
+PRICED_CONTEXT = 163_840
+"""Context of DeepSeek-V3 and R1 (source: `max_position_embeddings` of the published config.json)."""
 _COLUMNS = (
     "arrival_ps",
     "priced_prompt",
@@ -32,16 +35,13 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """temperature 0 is greedy; otherwise a seeded draw from the top_p share of the distribution."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-
-
-@dataclass(frozen=True)
 class ReplayJob:
-    """Settings of one replay, equal on every rank."""
+    """Settings of one replay, equal on every rank.
+
+    batched_tokens: priced tokens a rank may compute in a step. max_seqs: requests a rank runs at once.
+    priced_context: longest prompt plus output of the priced model. check_memory: refuse to run where a die at
+    priced size has no room.
+    """
 
     model_dir: str
     num_ranks: int
@@ -54,14 +54,14 @@ class ReplayJob:
     max_seqs: int = 96
     shared_experts: str = "local"
     redundant_experts: int = 0
-    layers_executed: int | None = None
-    allow_overcommit: bool = False
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    priced_context: int = PRICED_CONTEXT
+    check_memory: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @staticmethod
     def read(directory: str | Path) -> ReplayJob:
         fields = json.loads((Path(directory) / "job.json").read_text())
-        return ReplayJob(**(fields | {"sampling": SamplingOptions(**fields["sampling"])}))
+        return ReplayJob(**(fields | {"sampling": SamplingParams(**fields["sampling"])}))
 
     def write(self, directory: str | Path) -> None:
         (Path(directory) / "job.json").write_text(json.dumps(asdict(self)))

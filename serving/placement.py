@@ -79,6 +79,11 @@ class Placement:
         return slots
 
 
+def home_rank(expert: int, num_ranks: int, num_routed: int) -> int:
+    """Where a routed expert lives before any replica is made."""
+    return expert if num_ranks >= num_routed else expert * num_ranks // num_routed
+
+
 def place_experts(num_ranks: int, num_routed: int, top_k: int, options: PlacementOptions) -> Placement:
     """Place `num_routed` experts (and copies of the shared one) on `num_ranks` ranks.
 
@@ -87,7 +92,7 @@ def place_experts(num_ranks: int, num_routed: int, top_k: int, options: Placemen
     """
     held: list[list[int]] = [[] for _ in range(num_ranks)]
     for expert in range(num_routed):
-        held[expert if num_ranks >= num_routed else expert * num_ranks // num_routed].append(expert)
+        held[home_rank(expert, num_ranks, num_routed)].append(expert)
     if options.shared == "placed":
         for _ in range(_shared_copies(num_ranks, num_routed, top_k)):
             rank = min(

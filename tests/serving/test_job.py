@@ -8,17 +8,19 @@ import numpy as np
 from serving.job import (
     Progress,
     ReplayJob,
-    SamplingOptions,
     append_result,
     read_requests,
     read_results,
     write_requests,
 )
+from serving.model.sampling import SamplingParams
 from serving.workload import WorkloadOptions, builtin_trace, make_requests
 
 
 def test_settings_round_trip(tmp_path: Path) -> None:
-    job = ReplayJob("m", 4, "deepseek-r1", "cloudmatrix384", {"a.b": "4"}, sampling=SamplingOptions(0.5, 0.9))
+    job = ReplayJob(
+        "m", 4, "deepseek-r1", "cloudmatrix384", {"a.b": "4"}, sampling=SamplingParams(0.5, top_p=0.9)
+    )
     job.write(tmp_path)
     assert ReplayJob.read(tmp_path) == job
 

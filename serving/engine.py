@@ -1,0 +1,175 @@
+"""Colocated serving on one rank: every rank attends to its own requests and hosts its share of the experts.
+
+A step, the same on all ranks:
+
+    status exchange      everyone learns everyone's load and the latest clock
+    hand out arrivals    worked out alike on every rank (`serving.dispatch`)
+    nobody has work?     sleep to the next arrival, or end
+    forward              own tokens, if any; a rank without tokens still hosts experts (`Forward.idle`)
+    sample, retire       outputs appended, ended requests give their KV back
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from serving.dispatch import Dispatcher, pack_status, unpack_status
+from serving.ledger import TimeLedger, WorkLedger
+from serving.request import Request, RequestSpec
+from serving.scheduler import Scheduler, Segment
+
+
+class Clock(Protocol):
+    """What the engine needs of a device's clock."""
+
+    @property
+    def now_ps(self) -> int: ...
+
+    def sleep_ps(self, ps: int) -> None: ...
+
+
+class StatusBoard(Protocol):
+    """The exchange of one status word with all ranks."""
+
+    def exchange(self, word: int) -> NDArray[np.int64]:
+        """Give my word, return everyone's: int64[n]. Blocks in virtual time."""
+
+
+class StepForward(Protocol):
+    """One forward pass of the pod, seen from this rank."""
+
+    def step(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Compute a step; returns float32[segments that sample, vocab] logits."""
+
+    def idle(self) -> None:
+        """Take part in a step without tokens of my own."""
+
+    def release(self, request_id: int) -> None:
+        """Give back the KV of an ended request."""
+
+
+Sampler = Callable[[torch.Tensor, RequestSpec, int], int]
+"""(logits float32[vocab], request, output position) -> token; pure."""
+
+
+@dataclass
+class RankRecord:
+    """Everything one rank has to say at the end."""
+
+    time: TimeLedger = field(default_factory=TimeLedger)
+    work: WorkLedger = field(default_factory=WorkLedger)
+    requests: list[Request] = field(default_factory=list)
+    logits: dict[int, Any] = field(default_factory=dict)
+
+    def as_dict(self, rank: int, end_ps: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "end_ps": end_ps,
+            "time_ps": self.time.ps,
+            "work": asdict(self.work),
+            "requests": [self._request(request) for request in self.requests],
+        }
+
+    def _request(self, request: Request) -> dict[str, Any]:
+        request_id = request.spec.request_id
+        return {
+            "id": request_id,
+            "tokens": request.outputs,
+            "times_ps": request.token_times_ps,
+            "logits_sha256": self.logits[request_id].hexdigest() if request_id in self.logits else "",
+            "error": request.error,
+            "ends": request.num_ends,
+        }
+
+
+class ServingEngine:
+    """The step loop of one rank.
+
+    Args:
+        rank: this rank; receives the requests the dispatcher gives it.
+        progress: called once a step with (requests ended here, now_ps); for display only.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        clock: Clock,
+        status: StatusBoard,
+        forward: StepForward,
+        scheduler: Scheduler,
+        dispatcher: Dispatcher,
+        sampler: Sampler,
+        record: RankRecord,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._rank, self._clock, self._status, self._forward = rank, clock, status, forward
+        self._scheduler, self._dispatcher, self._sampler = scheduler, dispatcher, sampler
+        self._record, self._progress = record, progress
+        self._num_ended = 0
+
+    def run(self) -> None:
+        """Serve until no rank has work and no request is to come."""
+        while True:
+            loads, now_ps = self._exchange_status()
+            self._hand_out(loads, now_ps)
+            if not loads.any():
+                arrival_ps = self._dispatcher.next_arrival_ps
+                if arrival_ps is None:
+                    return
+                self._sleep_until(arrival_ps)
+                self._hand_out(loads, arrival_ps)
+            if loads.any():
+                self._step()
+            self._progress(self._num_ended, self._clock.now_ps)
+
+    def _exchange_status(self) -> tuple[NDArray[np.int64], int]:
+        start_ps = self._clock.now_ps
+        words = self._status.exchange(pack_status(self._scheduler.outstanding, start_ps))
+        self._record.time.add("waiting", self._clock.now_ps - start_ps)
+        return unpack_status(words)
+
+    def _sleep_until(self, time_ps: int) -> None:
+        start_ps = self._clock.now_ps
+        if time_ps > start_ps:
+            self._clock.sleep_ps(time_ps - start_ps)
+        self._record.time.add("waiting", self._clock.now_ps - start_ps)
+
+    def _hand_out(self, loads: NDArray[np.int64], now_ps: int) -> None:
+        for rank, spec in self._dispatcher.assign(loads, now_ps):
+            if rank == self._rank:
+                request = Request(spec)
+                self._record.requests.append(request)
+                if not self._scheduler.add(request):
+                    self._num_ended += 1
+
+    def _step(self) -> None:
+        segments = self._scheduler.schedule()
+        self._record.work.steps += 1
+        if not segments:
+            self._forward.idle()
+            return
+        logits = self._forward.step(segments)
+        self._count(segments)
+        self._scheduler.complete(segments)
+        sampled = [segment.request for segment in segments if segment.samples]
+        for request, row in zip(sampled, logits, strict=True):
+            self._append(request, row)
+        for request in self._scheduler.retire():
+            self._forward.release(request.spec.request_id)
+            self._num_ended += 1
+
+    def _append(self, request: Request, row: torch.Tensor) -> None:
+        digest = self._record.logits.setdefault(request.spec.request_id, hashlib.sha256())
+        digest.update(row.numpy().tobytes())
+        request.append_output(self._sampler(row, request.spec, len(request.outputs)), self._clock.now_ps)
+
+    def _count(self, segments: Sequence[Segment]) -> None:
+        self._record.work.functional_tokens += sum(segment.count for segment in segments)
+        self._record.work.priced_tokens += sum(segment.priced_count for segment in segments)

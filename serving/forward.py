@@ -1,0 +1,217 @@
+"""One forward pass of the pod, seen from one rank: compute what is functional, charge what is priced.
+
+    attention | route | dispatch | my experts on the rows received | combine | + shared expert
+
+Every charge comes before the arithmetic it stands for, so the other ranks run on meanwhile. A rank without
+tokens sleeps through the exchanges that bring it nothing (`idle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from emulator.errors import InternalError
+from serving.charges import Charges, LayerPlan, StepCharge
+from serving.exchange_price import ExchangeCosts
+from serving.ledger import TimeLedger
+from serving.model.kv_cache import PagedKV
+from serving.model.layers import Layer
+from serving.model.model import Model
+from serving.placement import EMPTY, Placement
+from serving.scheduler import Segment
+
+COMPUTE_LABELS = {"attention": 1, "experts": 2, "dispatch": 3, "combine": 4, "other": 5}
+"""Numbers that name compute regions in the trace."""
+
+
+@dataclass
+class Received:
+    """Rows a dispatch brought here: float32[R, hidden] by slot, their count and priced count int64[slots].
+
+    `ticket` is what the link needs to send results back.
+    """
+
+    rows: NDArray[np.float32]
+    rows_per_slot: NDArray[np.int64]
+    priced_per_slot: NDArray[np.int64]
+    ticket: object
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+
+class ExpertLink(Protocol):
+    """Rows to the experts and back; adds its own virtual time to dispatch, combine and waiting."""
+
+    def dispatch(
+        self,
+        x: NDArray[np.float32],
+        slots: NDArray[np.int64],
+        shares: NDArray[np.int64],
+        costs: ExchangeCosts,
+    ) -> Received:
+        """Send row t to the physical slots slots[t], int64[T, K], as shares[t] priced rows each."""
+
+    def combine(
+        self,
+        received: Received,
+        results: NDArray[np.float32],
+        weights: NDArray[np.float32],
+        costs: ExchangeCosts,
+    ) -> NDArray[np.float32]:
+        """Send results[R, hidden] back; return float32[T, hidden]: weights[t, k] times row, summed in order."""
+
+    def idle(self, layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]]) -> tuple[int, Received | None]:
+        """Take part in these layers' exchanges without rows. Returns (layer index, rows) of the first
+        dispatch that brought any, or (len(layers), None)."""
+
+
+class ComputeClock(Protocol):
+    @property
+    def now_ps(self) -> int: ...
+
+    def compute(self, ps: int | None = None, *, label: int = 0) -> None: ...
+
+
+class Forward:
+    """Forward passes of one rank."""
+
+    def __init__(
+        self,
+        rank: int,
+        clock: ComputeClock,
+        model: Model,
+        plans: Sequence[LayerPlan],
+        charges: Charges,
+        placement: Placement,
+        link: ExpertLink,
+        kv: PagedKV,
+        time: TimeLedger,
+    ) -> None:
+        self._rank, self._clock, self._model, self._plans = rank, clock, model, plans
+        self._charges, self._placement, self._link, self._kv = charges, placement, link, kv
+        self._time = time
+        self._my_slots = [int(e) for e in placement.slot_expert[rank]]
+        moe = [plan for plan in plans if plan.is_moe]
+        self._moe_layers = [model.layer(plan.index) for plan in moe]
+        self._moe_repeats = [plan.repeat for plan in moe]
+        self._idle_costs = [(charges.dispatch(0, p.repeat), charges.combine(p.repeat)) for p in moe]
+        self._shared_column = np.array([placement.num_routed], dtype=np.int64)
+
+    def step(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Compute one step over my batch; returns float32[segments that sample, vocab] logits."""
+        charge = self._charges.step(segments)
+        self._compute("other", self._charges.step_overhead_ps)
+        batch = _Batch(segments, self._model, self._kv)
+        x = self._model.embed(batch.tokens)
+        for plan in self._plans:
+            layer = self._model.layer(plan.index)
+            self._compute("attention", plan.repeat * charge.layer_attention_ps(plan.is_moe))
+            x = layer.attention(x, batch.plan)
+            if plan.is_moe:
+                x = self._moe(layer, plan, x, batch, charge)
+            else:
+                self._compute("other", plan.repeat * charge.dense_ps)
+                x = x + layer.dense(layer.norm(x))
+        self._compute("other", charge.head_ps)
+        return self._model.logits(x.index_select(0, batch.sampled_rows))
+
+    def idle(self) -> None:
+        """Host my experts for a step in which I have no tokens."""
+        self._compute("other", self._charges.step_overhead_ps)
+        done = 0
+        while done < len(self._moe_layers):
+            skipped, received = self._link.idle(self._idle_costs[done:])
+            done += skipped
+            if received is None:
+                break
+            self._link.combine(
+                received, self._experts(done, received), _NO_WEIGHTS, self._idle_costs[done][1]
+            )
+            done += 1
+
+    def release(self, request_id: int) -> None:
+        """Give back the KV of an ended request."""
+        self._kv.free(request_id)
+
+    def _moe(
+        self, layer: Layer, plan: LayerPlan, x: torch.Tensor, batch: _Batch, charge: StepCharge
+    ) -> torch.Tensor:
+        h = layer.norm(x)
+        experts, weights = layer.route(h)
+        slots, factors = self._route_slots(experts.numpy(), weights.numpy(), batch.positions)
+        costs = self._charges.dispatch(charge.rows * slots.shape[1], plan.repeat)
+        received = self._link.dispatch(h.numpy(), slots, batch.shares, costs)
+        if not self._placement.shared_placed:
+            self._compute("experts", plan.repeat * charge.shared_ps)
+        moe_index = plan.index - (len(self._plans) - len(self._moe_layers))
+        results = self._experts(moe_index, received)
+        routed = torch.from_numpy(
+            self._link.combine(received, results, factors, self._charges.combine(plan.repeat))
+        )
+        if self._placement.shared_placed:
+            return x + routed
+        return x + (routed + layer.shared(h))
+
+    def _route_slots(
+        self, experts: NDArray[np.int64], weights: NDArray[np.float32], positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Physical slots and weights [T, K]; a placed shared expert is one more column, of weight 1, last."""
+        if self._placement.shared_placed:
+            column = np.broadcast_to(self._shared_column, (len(experts), 1))
+            experts = np.concatenate([experts, column], axis=1)
+            weights = np.concatenate([weights, np.ones((len(weights), 1), np.float32)], axis=1)
+        return self._placement.slots_for(experts, positions, self._rank), weights
+
+    def _experts(self, moe_index: int, received: Received) -> NDArray[np.float32]:
+        """Run my experts of one layer over the rows received, grouped by slot; float32[R, hidden]."""
+        price = self._charges.experts_ps(received.priced_per_slot)
+        self._compute("experts", self._moe_repeats[moe_index] * price)
+        layer = self._moe_layers[moe_index]
+        results = np.empty_like(received.rows)
+        first = 0
+        for slot in np.flatnonzero(received.rows_per_slot).tolist():
+            end = first + int(received.rows_per_slot[slot])
+            rows = torch.from_numpy(received.rows[first:end])
+            results[first:end] = self._expert(layer, self._my_slots[slot], rows).numpy()
+            first = end
+        return results
+
+    def _expert(self, layer: Layer, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        if expert == EMPTY:
+            raise InternalError(f"rank {self._rank}: rows arrived for a spare expert slot")
+        if expert == self._placement.num_routed:
+            return layer.shared(rows)
+        return layer.expert(expert, rows)
+
+    def _compute(self, bucket: str, ps: int) -> None:
+        if ps:
+            start_ps = self._clock.now_ps
+            self._clock.compute(ps, label=COMPUTE_LABELS[bucket])
+            self._time.add(bucket, self._clock.now_ps - start_ps)
+
+
+_NO_WEIGHTS = np.empty((0, 1), dtype=np.float32)
+
+
+class _Batch:
+    """A step's rows: tokens, plan of the attention, and what each row stands for."""
+
+    def __init__(self, segments: Sequence[Segment], model: Model, kv: PagedKV) -> None:
+        parts = [segment.request.input_tokens(segment.count) for segment in segments]
+        self.tokens = torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        appended = [kv.append(s.request.spec.request_id, s.count) for s in segments]
+        if [segment.start for segment in appended] != [segment.start for segment in segments]:
+            raise InternalError("KV cache and scheduler disagree on where a sequence stands")
+        self.plan = model.plan(appended, kv)
+        self.positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
+        self.shares = np.array([share for s in segments for share in s.shares()], dtype=np.int64)
+        sampled = torch.tensor([segment.samples for segment in segments])
+        self.sampled_rows = self.plan.last_rows[sampled]

@@ -1,0 +1,51 @@
+"""`python -m serving.reference_main JOB_DIR`: answer a job's requests one by one, in one process: the truth.
+
+Writes `reference.jsonl`, one line per request: id, tokens, hash of the logits. It reads the workload and
+nothing else of the job: no rank, no placement, no budget.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from emulator.errors import UsageError
+from serving.job import ReplayJob, read_requests
+from serving.model.model import load_model
+from serving.model.reference import ReferenceRequest, generate
+
+NICENESS = 5
+
+
+def main(directory: str) -> None:
+    """Answer every request that fits the model's context; the others are left out, as a rank refuses them."""
+    os.nice(NICENESS)
+    job = ReplayJob.read(directory)
+    model = load_model(job.model_dir)
+    with open(Path(directory) / "reference.jsonl", "w", encoding="utf-8") as file:
+        for spec in read_requests(directory):
+            if spec.prompt_tokens + spec.max_output > model.config.max_position_embeddings:
+                continue
+            request = ReferenceRequest(spec.prompt.tolist(), spec.max_output, job.sampling, spec.seed)
+            (result,) = generate(model, [request])
+            line = {"id": spec.request_id, "tokens": result.tokens, "logits_sha256": result.logits_sha256}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+def read_reference(directory: str | Path) -> list[dict[str, Any]]:
+    """What the reference has answered, in order of request."""
+    path = Path(directory) / "reference.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except UsageError as error:
+        raise SystemExit(f"reference: {error}") from None

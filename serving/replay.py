@@ -1,0 +1,140 @@
+"""A replay before and after its ranks: check everything that can be checked, then merge what they report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emulator.profile import Profile, load_profile
+from emulator.topology import Topology
+from serving.charges import LayerPlan, check_batch, kv_capacity, plan_layers
+from serving.job import ReplayJob, write_requests
+from serving.limits import job_limits, job_placement
+from serving.model.config import ModelConfig
+from serving.placement import Placement
+from serving.pricing import PricedModel
+from serving.report import (
+    binding_resource,
+    check_invariants,
+    equal_to_reference,
+    outcomes,
+    virtual_result,
+)
+from serving.request import RequestSpec
+from serving.scheduler import SchedulerLimits
+from serving.tables import bytes_by_class
+from serving.traces import TraceRequest
+from serving.workload import WorkloadOptions, make_requests
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A replay that may start: every input has been checked."""
+
+    job: ReplayJob
+    specs: list[RequestSpec]
+    profile: Profile
+    priced: PricedModel
+    placement: Placement
+    limits: SchedulerLimits
+    plans: list[LayerPlan]
+
+    @property
+    def max_step_tokens(self) -> int:
+        return self.limits.max_step_tokens(self.job.token_scale)
+
+
+def plan_replay(
+    job: ReplayJob, trace: Sequence[TraceRequest], time_scale: float, max_output: int | None
+) -> Replay:
+    """Check a job against its machine, models and workload.
+
+    Raises:
+        UsageError: unknown profile key, more ranks than the pod has, another routing shape than the priced
+            model's, a die too small at priced size, a budget below the token scale, …
+    """
+    config = ModelConfig.from_hf(job.model_dir)
+    profile = load_profile(job.profile, job.overrides)
+    Topology.from_profile(profile, job.num_ranks)
+    priced = PricedModel.load(job.priced_as, profile)
+    plans = plan_layers(config, priced)
+    placement = job_placement(job, config)
+    check_batch(job.batched_tokens, job.max_seqs)
+    options = WorkloadOptions(config.vocab_size, job.token_scale, time_scale, max_output, job.seed)
+    specs = make_requests(trace, options)
+    limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
+    limits.max_step_tokens(job.token_scale)
+    return Replay(job, specs, profile, priced, placement, limits, plans)
+
+
+def write_replay(replay: Replay, directory: str | Path) -> None:
+    """Write what the ranks read."""
+    replay.job.write(directory)
+    write_requests(directory, replay.specs)
+
+
+def merge(
+    replay: Replay,
+    results: Sequence[Mapping[str, Any]],
+    machine: Mapping[str, Any],
+    reference: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, Any]:
+    """One result from the ranks' (`serving.job.read_results`), the machine's (`emulator.finalize`) and the
+    reference's. Everything in it follows from configuration and seed; the caller adds `host`."""
+    endings = outcomes(results)
+    invariants = check_invariants(replay.specs, results, endings, replay.job.num_ranks)
+    result = virtual_result(replay.specs, results, endings)
+    differing = None if reference is None else equal_to_reference(endings, reference)
+    if differing is not None:
+        invariants["tokens_equal_reference"] = not differing
+    ports = dict(zip(("egress port", "ingress port", "local copies"), machine["busy_ps"], strict=True))
+    return {
+        **result,
+        "functional_tokens": result["work"]["functional_tokens"],
+        "priced_tokens": result["work"]["priced_tokens"],
+        "tokens_equal_reference": None if differing is None else not differing,
+        "requests_differing_from_reference": differing or [],
+        "trace_sha256": machine["trace_sha256"],
+        "bytes_by_class": bytes_by_class(machine["bytes_by_class"]),
+        "bottleneck": binding_resource(results, ports),
+        "invariants": invariants,
+        "labels": _labels(replay),
+        "configuration": _configuration(replay),
+    }
+
+
+def _labels(replay: Replay) -> dict[str, Any]:
+    """How many of the numbers used are measured, published, derived or assumed, and what was simplified."""
+    entries = [*dict(replay.profile.items()).values(), *dict(replay.priced.entries.items()).values()]
+    notes = [
+        f"layer {plan.index} is executed once and charged {plan.repeat} times"
+        for plan in replay.plans
+        if plan.repeat > 1
+    ]
+    if replay.job.token_scale > 1:
+        notes.append(f"a prompt token computed stands for up to {replay.job.token_scale} priced ones")
+    if not replay.job.check_memory:
+        notes.append("the memory of a die at priced size was not checked")
+    return {**Counter(entry.label for entry in entries), "notes": notes}
+
+
+def _configuration(replay: Replay) -> dict[str, Any]:
+    job = replay.job
+    return {
+        "profile": job.profile,
+        "profile_sha256": replay.profile.hash(),
+        "overrides": job.overrides,
+        "priced_as": job.priced_as,
+        "seed": job.seed,
+        "token_scale": job.token_scale,
+        "batched_tokens": job.batched_tokens,
+        "max_seqs": job.max_seqs,
+        "shared_experts": job.shared_experts,
+        "redundant_experts": job.redundant_experts,
+        "temperature": job.sampling.temperature,
+        "executed_layers": len(replay.plans),
+        "priced_layers": sum(plan.repeat for plan in replay.plans),
+    }

@@ -48,6 +48,7 @@ class Profile:
     def __init__(self, name: str, entries: Mapping[str, Entry]) -> None:
         self.name = name
         self._entries = dict(sorted(entries.items()))
+        self._scaled_values: dict[str, int] = {}
 
     def entry(self, key: str) -> Entry:
         """Return value, unit, source and label of `key`. Raises UsageError naming the nearest key."""
@@ -93,7 +94,10 @@ class Profile:
         entry = self.entry(key)
         if entry.unit not in factors:
             raise UsageError(f"profile {self.name}: {key} is in {entry.unit}, not in {' or '.join(factors)}")
-        return round(exact(entry.value) * factors[entry.unit])
+        if key not in self._scaled_values:
+            # Exact decimals are slow (microseconds) and asked for in every step of every rank.
+            self._scaled_values[key] = round(exact(entry.value) * factors[entry.unit])
+        return self._scaled_values[key]
 
 
 def load_profile(
@@ -187,12 +191,12 @@ def _read(path: Path, where: str) -> dict[str, object]:
 
 
 def _flatten(where: str, table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield (dotted key, entry table). A table that holds only tables is a section, any other is an entry."""
+    """Yield (dotted key, entry table). A table that holds a table is a section, any other is an entry."""
     for name, raw in table.items():
         key = f"{prefix}{name}"
         if not isinstance(raw, dict):
             raise UsageError(f"{where}: {key} must be a table {{ value, unit, source, label }}, not {raw!r}")
-        if raw and all(isinstance(inner, dict) for inner in raw.values()):
+        if any(isinstance(inner, dict) for inner in raw.values()):
             yield from _flatten(where, raw, f"{key}.")
         else:
             yield key, raw

@@ -10,7 +10,8 @@ from typing import Final
 
 UNITS: Final = (
     "ps", "ns", "us", "ms", "s", "B", "KB", "MB", "GB", "GB/s", "TFLOPS", "TOPS",
-    "ratio", "dies", "chips", "nodes", "cores", "polls", "layers", "kernels", "experts", "tokens", "elements",
+    "ratio", "dies", "chips", "nodes", "cores", "polls", "layers", "heads", "groups", "kernels", "experts",
+    "elements",
 )  # fmt: skip
 
 
@@ -71,7 +72,7 @@ PROFILE_KEYS: Final[dict[str, KeySpec]] = {
     "xccl.start_us": KeySpec("us", 0, 10_000),
     "xccl.record_us": KeySpec("us", 0, 100),
     "xccl.quantise_row_us": KeySpec("us", 0, 100),
-    "xccl.skew_us": KeySpec("us", 0, 100_000),
+    "xccl.in_situ_us": KeySpec("us", 0, 100_000),
     "xccl.record_bytes": KeySpec("B", 1, 4_096, integer=True),
     "xccl.scale_bytes": KeySpec("B", 0, 65_536, integer=True),
     "xccl.buffers_mb": KeySpec("MB", 0, 100_000),

@@ -1,0 +1,148 @@
+"""A paged latent KV cache: per token and layer one compressed row, whatever the number of heads.
+
+A row is [compressed kv (kv_lora_rank) | 1 | rotated key (qk_rope_head_dim)]. The constant 1 makes the softmax
+denominator fall out of the same product that sums the values. Page 0 is never given away: it stands in
+wherever a block table is padded, and its zeros are finite, so a masked key adds exactly nothing.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from emulator.errors import InternalError, UsageError
+from serving.model.config import ModelConfig
+
+__all__ = ["PagedKV", "Segment", "row_width"]
+
+_PADDING_PAGE = 0
+
+
+def row_width(config: ModelConfig) -> int:
+    """Floats in one cached row of one layer."""
+    return config.kv_lora_rank + 1 + config.qk_rope_head_dim
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`length` consecutive new tokens of one sequence, the first at position `start`."""
+
+    sequence: Hashable
+    start: int
+    length: int
+
+
+class PagedKV:
+    """Pages, block tables and a free list for one rank.
+
+    Args:
+        config: the model whose rows are kept.
+        num_pages: pages that sequences can hold.
+        page_size: tokens per page; any positive number.
+    """
+
+    def __init__(self, config: ModelConfig, num_pages: int, page_size: int = 16) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise UsageError(f"KV cache needs at least one page of one token, got {num_pages} of {page_size}")
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.pages = torch.zeros(config.num_hidden_layers, num_pages + 1, page_size, row_width(config))
+        self.pages_allocated = 0
+        self.pages_freed = 0
+        self._free = list(range(num_pages, 0, -1))
+        self._tables: dict[Hashable, list[int]] = {}
+        self._lengths: dict[Hashable, int] = {}
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free)
+
+    def sequences(self) -> tuple[Hashable, ...]:
+        """The sequences that hold an entry, in order of their start."""
+        return tuple(self._lengths)
+
+    def length(self, sequence: Hashable) -> int:
+        """Tokens of `sequence` in the cache; 0 for one that has not started."""
+        return self._lengths.get(sequence, 0)
+
+    def pages_for(self, sequence: Hashable, new_tokens: int) -> int:
+        """Further pages that appending `new_tokens` to `sequence` takes."""
+        total = -(-(self.length(sequence) + new_tokens) // self.page_size)
+        return max(0, total - len(self._tables.get(sequence, ())))
+
+    def can_append(self, wanted: Sequence[tuple[Hashable, int]]) -> bool:
+        """Whether appending these (sequence, new tokens), each sequence once, fits into the free pages."""
+        return sum(self.pages_for(sequence, count) for sequence, count in wanted) <= len(self._free)
+
+    def append(self, sequence: Hashable, new_tokens: int) -> Segment:
+        """Make room for `new_tokens` more tokens and count them; the model's layers write their rows.
+
+        Raises:
+            UsageError: not enough free pages (nothing is changed), or no token.
+        """
+        if new_tokens < 1:
+            raise UsageError(f"KV cache: sequence {sequence!r}: cannot append {new_tokens} tokens")
+        needed = self.pages_for(sequence, new_tokens)
+        if needed > len(self._free):
+            raise UsageError(
+                f"KV cache: sequence {sequence!r} needs {needed} more pages of {self.page_size} tokens, "
+                f"{len(self._free)} of {self.num_pages} are free"
+            )
+        table = self._tables.setdefault(sequence, [])
+        table.extend(self._free.pop() for _ in range(needed))
+        self.pages_allocated += needed
+        start = self._lengths.get(sequence, 0)
+        self._lengths[sequence] = start + new_tokens
+        return Segment(sequence, start, new_tokens)
+
+    def free(self, sequence: Hashable) -> None:
+        """Give all pages of `sequence` back.
+
+        Raises:
+            UsageError: the sequence holds nothing.
+        """
+        if sequence not in self._tables:
+            raise UsageError(f"KV cache: sequence {sequence!r} is not in the cache")
+        table = self._tables.pop(sequence)
+        del self._lengths[sequence]
+        self._free.extend(reversed(table))
+        self.pages_freed += len(table)
+
+    def slots(self, segment: Segment) -> npt.NDArray[np.int64]:
+        """Row numbers (page × page_size + offset) of a segment's tokens, int64 [length]."""
+        positions = np.arange(segment.start, segment.start + segment.length)
+        table = np.asarray(self._tables[segment.sequence], dtype=np.int64)
+        return table[positions // self.page_size] * self.page_size + positions % self.page_size
+
+    def padded_table(self, sequence: Hashable, num_tokens: int) -> list[int]:
+        """The block table over `num_tokens` positions, padded with page 0 beyond what the sequence holds."""
+        count = -(-num_tokens // self.page_size)
+        table = self._tables[sequence][:count]
+        return table + [_PADDING_PAGE] * (count - len(table))
+
+    def check_integrity(self) -> None:
+        """Check that every page is free or held once, that tables fit their lengths and counters agree.
+
+        Raises:
+            InternalError: naming what is broken.
+        """
+        held = [page for table in self._tables.values() for page in table]
+        if sorted(held + self._free) != list(range(1, self.num_pages + 1)):
+            raise InternalError("KV cache: a page is lost, held twice, or both held and free")
+        if self._tables.keys() != self._lengths.keys():
+            raise InternalError("KV cache: block tables and lengths name different sequences")
+        for sequence, length in self._lengths.items():
+            if len(self._tables[sequence]) != -(-length // self.page_size):
+                raise InternalError(
+                    f"KV cache: sequence {sequence!r} of {length} tokens holds a wrong number of pages"
+                )
+        if self.pages_allocated - self.pages_freed != len(held):
+            raise InternalError(
+                f"KV cache: {self.pages_allocated} pages allocated, {self.pages_freed} freed, "
+                f"{len(held)} held"
+            )
+        if bool(self.pages[:, _PADDING_PAGE].any()):
+            raise InternalError("KV cache: the padding page was written")

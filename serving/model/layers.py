@@ -1,0 +1,147 @@
+"""What of a layer is a function of rows: norm, router, gated MLPs (dense, shared and routed experts).
+
+Each piece is separate, so that serving can put communication between them, and each is batch invariant
+(`rows.py`).
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+
+from emulator.errors import UsageError
+from serving.model.attention import LatentAttention
+from serving.model.checkpoint import expert_shapes
+from serving.model.config import ModelConfig
+from serving.model.plan import StepPlan
+from serving.model.rows import Proofs, RowFunction, Rows
+from serving.model.weights import CheckpointFiles
+
+__all__ = ["Layer", "combine_in_order", "gated_mlp"]
+
+
+def gated_mlp(
+    config: ModelConfig, files: CheckpointFiles, prefix: str, width: int, proofs: Proofs
+) -> RowFunction:
+    """down(silu(gate(x)) · up(x)) with the weights under `prefix`, as a function of rows [n, hidden]."""
+    hidden = config.hidden_size
+    gate = files.tensor(f"{prefix}.gate_proj.weight", width, hidden).t()
+    up = files.tensor(f"{prefix}.up_proj.weight", width, hidden).t()
+    down = files.tensor(f"{prefix}.down_proj.weight", hidden, width).t()
+
+    def function(x: torch.Tensor) -> Rows:
+        return (torch.mm(F.silu(torch.mm(x, gate), inplace=True).mul_(torch.mm(x, up)), down),)
+
+    return RowFunction(f"mlp.{width}", function, proofs)
+
+
+def combine_in_order(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum weights[:, k] · rows[:, k] one by one in the order of k; rows [n, k, hidden], weights [n, k].
+
+    This is the arithmetic that any combine must reproduce bit for bit: each product rounded to float32, then
+    added.
+    """
+    total = rows[:, 0] * weights[:, :1]
+    for k in range(1, weights.shape[1]):
+        total = total + rows[:, k] * weights[:, k : k + 1]
+    return total
+
+
+class Layer:
+    """One decoder layer, in the pieces that serving calls in turn.
+
+    A dense layer: x = attention(x, plan); x = x + dense(norm(x)).
+    A MoE layer: x = attention(x, plan); h = norm(x); route(h); expert(e, rows of h) wherever the experts
+    live; routed = weighted sum by expert index (`combine_in_order`); x = x + (routed + shared(h)).
+    """
+
+    def __init__(
+        self, config: ModelConfig, files: CheckpointFiles, index: int, experts: Iterable[int], proofs: Proofs
+    ) -> None:
+        self.index = index
+        self.is_moe = config.is_moe(index)
+        self._config, self._files, self._proofs = config, files, proofs
+        self._attention = LatentAttention(config, files, index, proofs)
+        prefix = f"model.layers.{index}"
+        self._norm_weight = files.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
+        self._norm = RowFunction("norm", self._norm_rows, proofs)
+        self._experts: dict[int, RowFunction] = {}
+        self._loadable: frozenset[int] = frozenset()
+        if self.is_moe:
+            self._load_moe(f"{prefix}.mlp", experts)
+        else:
+            self._dense = gated_mlp(config, files, f"{prefix}.mlp", config.intermediate_size, proofs)
+
+    def _load_moe(self, prefix: str, experts: Iterable[int]) -> None:
+        config = self._config
+        self._gate = self._files.tensor(
+            f"{prefix}.gate.weight", config.n_routed_experts, config.hidden_size
+        ).t()
+        self._bias = self._files.tensor(f"{prefix}.gate.e_score_correction_bias", config.n_routed_experts)
+        width = config.moe_intermediate_size * config.n_shared_experts
+        self._shared = gated_mlp(config, self._files, f"{prefix}.shared_experts", width, self._proofs)
+        self._route = RowFunction("route", self._route_rows, self._proofs)
+        self._loadable = frozenset(experts)
+        for expert in sorted(self._loadable):
+            for name, shape in expert_shapes(config, self.index, expert).items():
+                self._files.check(name, shape)
+
+    def attention(self, x: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """x + attention(norm(x)), float32 [n, hidden]; writes the cache rows of the plan's tokens."""
+        return self._attention(x, plan)
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm before the MLP: float32 [n, hidden] to the same."""
+        return self._norm(x)[0]
+
+    def dense(self, h: torch.Tensor) -> torch.Tensor:
+        """The MLP of a dense layer, of normed rows; without the residual."""
+        return self._dense(h)[0]
+
+    def shared(self, h: torch.Tensor) -> torch.Tensor:
+        """The shared expert(s) of a MoE layer, of normed rows."""
+        return self._shared(h)[0]
+
+    def route(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose experts for normed rows [n, hidden].
+
+        Returns:
+            idx int64 [n, k], logical experts in ascending order; weights float32 [n, k], scaled.
+        """
+        idx, weights = self._route(h)
+        return idx, weights
+
+    def expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        """Routed expert `expert` (logical index) of rows [n, hidden]; unweighted.
+
+        Raises:
+            UsageError: this model was loaded without that expert.
+        """
+        function = self._experts.get(expert)
+        if function is None:
+            function = self._experts[expert] = self._open_expert(expert)
+        return function(rows)[0]
+
+    def _open_expert(self, expert: int) -> RowFunction:
+        if expert not in self._loadable:
+            raise UsageError(f"layer {self.index}: expert {expert} is not loaded here")
+        prefix = f"model.layers.{self.index}.mlp.experts.{expert}"
+        return gated_mlp(self._config, self._files, prefix, self._config.moe_intermediate_size, self._proofs)
+
+    def _norm_rows(self, x: torch.Tensor) -> Rows:
+        return (F.rms_norm(x, (self._config.hidden_size,), self._norm_weight, self._config.rms_norm_eps),)
+
+    def _route_rows(self, h: torch.Tensor) -> Rows:
+        """The bias steers the choice only: the groups with the best two experts, then the best experts."""
+        config, size = self._config, h.shape[0]
+        scores = torch.mm(h, self._gate).sigmoid_()
+        choice = (scores + self._bias).view(size, config.n_group, -1)
+        best = choice.topk(2, -1).values
+        groups = (best[..., 0] + best[..., 1]).topk(config.topk_group, -1, sorted=False).indices
+        closed = choice.new_full((size, config.n_group), -torch.inf).scatter_(1, groups, 0.0)
+        choice = choice.add_(closed.unsqueeze(-1)).flatten(1)
+        idx = choice.topk(config.num_experts_per_tok, -1, sorted=False).indices.sort(-1).values
+        weights = scores.gather(1, idx)
+        if config.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return idx, weights * config.routed_scaling_factor

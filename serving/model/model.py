@@ -1,0 +1,93 @@
+"""A DeepSeek-V3 model on one CPU thread, in float32, in pieces that a serving engine calls in turn."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from emulator.errors import UsageError
+from serving.model.config import ModelConfig
+from serving.model.kv_cache import PagedKV, Segment
+from serving.model.layers import Layer
+from serving.model.plan import StepPlan, make_plan
+from serving.model.rope import RotaryTables
+from serving.model.rows import Proofs, RowFunction, Rows
+from serving.model.weights import CheckpointFiles
+
+__all__ = ["Model", "load_model"]
+
+
+class Model:
+    """Weights (views of the checkpoint's mapping) and the functions between which communication happens."""
+
+    def __init__(self, config: ModelConfig, files: CheckpointFiles, experts: Iterable[int]) -> None:
+        self.config = config
+        self.files = files
+        self.proofs = Proofs()
+        self._rotary = RotaryTables(config)
+        chosen = frozenset(experts)
+        self.layers = tuple(
+            Layer(config, files, index, chosen, self.proofs) for index in range(config.num_hidden_layers)
+        )
+        shape = (config.vocab_size, config.hidden_size)
+        self._embedding = files.tensor("model.embed_tokens.weight", *shape)
+        self._norm = files.tensor("model.norm.weight", config.hidden_size)
+        head = self._embedding if config.tie_word_embeddings else files.tensor("lm_head.weight", *shape)
+        self._head = head.t()
+        self._logits = RowFunction("logits", self._logits_rows, self.proofs)
+
+    def layer(self, index: int) -> Layer:
+        """Layer `index`, from 0."""
+        return self.layers[index]
+
+    def plan(self, segments: Sequence[Segment], kv: PagedKV) -> StepPlan:
+        """Work out one step over `segments` (from `kv.append`, each sequence once); used by every layer.
+
+        Raises:
+            UsageError: no segment, a sequence twice, or a position beyond the context.
+        """
+        return make_plan(segments, kv, self._rotary, self.config.max_position_embeddings)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids int64 [n] to rows float32 [n, hidden], in the order of the plan's rows.
+
+        Raises:
+            UsageError: a token outside the vocabulary.
+        """
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.vocab_size:
+            raise UsageError(f"token outside the vocabulary of {self.config.vocab_size}")
+        return self._embedding.index_select(0, tokens)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Final norm and output head: float32 [n, hidden] to [n, vocabulary]; pass only rows you need."""
+        return self._logits(x)[0]
+
+    def _logits_rows(self, x: torch.Tensor) -> Rows:
+        x = F.rms_norm(x, (self.config.hidden_size,), self._norm, self.config.rms_norm_eps)
+        return (torch.mm(x, self._head),)
+
+
+def load_model(directory: str | Path, experts: Iterable[int] | None = None) -> Model:
+    """Open a checkpoint directory (`config.json`, safetensors single or sharded).
+
+    Weights stay views of the mapped files: ranks on one host share the pages. Torch is set to one thread,
+    because a product split over threads sums in another order.
+
+    Args:
+        directory: the checkpoint.
+        experts: logical routed experts to open in every MoE layer; None for all. Others need not be present.
+
+    Raises:
+        UsageError: missing files, a tensor that is missing, misshapen, cut short or not float32 (named, with
+            its file), an unsupported configuration, or an expert that does not exist.
+    """
+    config = ModelConfig.from_hf(directory)
+    chosen = range(config.n_routed_experts) if experts is None else sorted(set(experts))
+    for expert in chosen:
+        if not 0 <= expert < config.n_routed_experts:
+            raise UsageError(
+                f"{directory}: expert {expert} does not exist; there are {config.n_routed_experts}"
+            )
+    torch.set_num_threads(1)
+    return Model(config, CheckpointFiles(directory), chosen)

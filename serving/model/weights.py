@@ -1,0 +1,142 @@
+"""Safetensors files as views of one shared read-only mapping: hundreds of ranks on a host hold one copy.
+
+The format (8-byte header length, JSON header, raw little-endian data) is read directly, because every rank
+must get views of the page cache, never copies, and because an error must name the tensor and the file.
+Mappings are private copy-on-write and never written.
+"""
+
+import json
+import math
+import mmap
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from emulator.errors import UsageError
+
+__all__ = ["CheckpointFiles", "write_safetensors"]
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_ALIGN_BYTES = 64  # a cache line: every tensor we write starts on one
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+class _MappedFile:
+    """One safetensors file: its header, and its data mapped on first use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            raise UsageError(f"{path}: checkpoint file is missing") from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: cannot map checkpoint file: {error}") from None
+        self._data_start, self.entries = self._read_header()
+
+    def _read_header(self) -> tuple[int, dict[str, Any]]:
+        size = len(self._map)
+        length = struct.unpack("<Q", self._map[:8])[0] if size >= 8 else _MAX_HEADER_BYTES + 1
+        if length > min(_MAX_HEADER_BYTES, size - 8):
+            raise UsageError(
+                f"{self.path}: not a safetensors file (header length {length}, file {size} bytes)"
+            )
+        try:
+            header = json.loads(self._map[8 : 8 + length])
+        except ValueError:
+            raise UsageError(f"{self.path}: safetensors header is not JSON") from None
+        header.pop("__metadata__", None)
+        return 8 + length, header
+
+    def check(self, name: str, shape: tuple[int, ...]) -> int:
+        """Byte offset in the file of a tensor that is whole and as expected."""
+        entry = self.entries.get(name)
+        if entry is None:
+            raise UsageError(f"{self.path}: tensor {name} is missing")
+        if entry["dtype"] != "F32":
+            raise UsageError(f"{self.path}: tensor {name} has dtype {entry['dtype']}; only F32 is supported")
+        if tuple(entry["shape"]) != shape:
+            raise UsageError(
+                f"{self.path}: tensor {name} has shape {list(entry['shape'])}; "
+                f"config.json asks for {list(shape)}"
+            )
+        begin, end = entry["data_offsets"]
+        count = math.prod(shape)
+        if end - begin != 4 * count or self._data_start + end > len(self._map):
+            raise UsageError(f"{self.path}: tensor {name} is cut short ({end - begin} of {4 * count} bytes)")
+        return int(self._data_start + begin)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        offset = self.check(name, shape)
+        count = math.prod(shape)
+        return torch.frombuffer(self._map, dtype=torch.float32, count=count, offset=offset).view(shape)
+
+
+class CheckpointFiles:
+    """The tensors of a checkpoint directory, single-file or sharded; files are opened when first needed."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self._open: dict[str, _MappedFile] = {}
+        self._weight_map = self._read_index()
+
+    def _read_index(self) -> dict[str, str] | None:
+        index = self.directory / INDEX_FILE
+        if not index.exists():
+            if not (self.directory / SINGLE_FILE).exists():
+                raise UsageError(f"{self.directory}: holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+            return None
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{index}: not a safetensors index: {error!r}") from None
+        return dict(weight_map)
+
+    def _file_of(self, name: str) -> _MappedFile:
+        file_name = SINGLE_FILE
+        if self._weight_map is not None:
+            if name not in self._weight_map:
+                raise UsageError(f"{self.directory / INDEX_FILE}: tensor {name} is missing")
+            file_name = self._weight_map[name]
+        if file_name not in self._open:
+            self._open[file_name] = _MappedFile(self.directory / file_name)
+        return self._open[file_name]
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """A float32 view `shape` of tensor `name`.
+
+        Raises:
+            UsageError: the tensor or its file is missing, or has another shape, dtype or length.
+        """
+        return self._file_of(name).tensor(name, shape)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise what `tensor` would raise, without making the view."""
+        self._file_of(name).check(name, shape)
+
+
+def write_safetensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> int:
+    """Write float32 tensors in the given order, each starting on a 64-byte boundary of the file.
+
+    The format forbids gaps, so a tensor whose size is not a multiple of 64 bytes is put after all that are.
+    Returns the number of data bytes.
+    """
+    tensors = sorted(tensors, key=lambda pair: pair[1].numel() * 4 % _ALIGN_BYTES != 0)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors:
+        end = offset + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-(8 + len(encoded)) % _ALIGN_BYTES)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for _, tensor in tensors:
+            file.write(tensor.contiguous().numpy().tobytes())
+    return offset

@@ -1,0 +1,21 @@
+/* What a process keeps for itself: its clock, its buffered posts, the digest of its calls. */
+#ifndef SUPERPOD_ENTRY_H
+#define SUPERPOD_ENTRY_H
+#include "layout.h"
+
+typedef struct { i64 t, key; i64 target, aux, has_op; op_t op; } post_t;
+
+typedef struct {
+    i64 now, result, index, records, slot, wakes; /* read by the caller, in this order */
+    core_t *c;
+    i64 rank, seq, calls[2], num_posts, max_posts, finished;
+    post_t *posts;
+    ctx_t ctx;
+    i64 jitter_ppm, jitter_us;
+    u64 jitter_state;
+} local_t;
+
+int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound);
+void sp_begin(local_t *l);
+void sp_note(local_t *l, i64 kind, i64 start, i64 a, i64 b, i64 d);
+#endif

@@ -1,0 +1,87 @@
+/* Looking in from outside: apply logs under their own robust locks, counters, and who waits for whom. */
+#include "entry.h"
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+int sp_log_lock(local_t *l, i64 target) /* 0, or ETIMEDOUT */
+{
+    core_t *c = l->c;
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += c->cfg.wall_ms / 1000 + 1;
+    int rc = pthread_mutex_timedlock(&RANK(c, target)->log_lock, &limit);
+    if (rc == EOWNERDEAD) return pthread_mutex_consistent(&RANK(c, target)->log_lock);
+    return rc;
+}
+
+int sp_log_unlock(local_t *l, i64 target) { return pthread_mutex_unlock(&RANK(l->c, target)->log_lock); }
+
+i64 sp_log_count(local_t *l, i64 target)
+{
+    rank_t *r = RANK(l->c, target);
+    return __atomic_load_n(&r->log_head, __ATOMIC_ACQUIRE) - r->log_tail;
+}
+
+void sp_log_copy(local_t *l, i64 target, i64 count, log_t *out)
+{
+    core_t *c = l->c;
+    i64 size = c->cfg.log_entries, at = RANK(c, target)->log_tail % size, first = min64(count, size - at);
+    const log_t *ring = AT(c, log_t, c->logs) + target * size;
+    memcpy(out, ring + at, (size_t)first * sizeof *out);
+    memcpy(out + first, ring, (size_t)(count - first) * sizeof *out);
+}
+
+void sp_log_advance(local_t *l, i64 target, i64 count)
+{
+    __atomic_add_fetch(&RANK(l->c, target)->log_tail, count, __ATOMIC_RELEASE);
+}
+
+/* out: i64[n][16]: state, wait, a, b, c, since, slot, conditions, any, wakes, skipped, waited, busy[3], vain */
+void sp_ranks(local_t *l, i64 *out)
+{
+    for (i64 p = 0; p < l->c->cfg.n; p++, out += 16) {
+        rank_t *r = RANK(l->c, p);
+        i64 row[16] = { r->state, r->wait, r->a, r->b, r->c, r->since, r->slot, r->num_conditions, r->any, r->wakes,
+                        r->skipped, r->waited, r->busy[0], r->busy[1], r->busy[2], r->vain };
+        memcpy(out, row, sizeof row);
+    }
+}
+
+void sp_bytes_by_class(local_t *l, i64 *out)
+{
+    for (i64 p = 0; p < l->c->cfg.n; p++, out += 4) memcpy(out, RANK(l->c, p)->bytes, 4 * sizeof *out);
+}
+
+void sp_conditions(local_t *l, i64 rank, i64 count, i64 *out)
+{
+    memcpy(out, AT(l->c, condition_t, l->c->conditions) + rank * l->c->cfg.words, (size_t)count * sizeof(condition_t));
+}
+
+i64 sp_missing(local_t *l, i64 slot, i32 *out) /* who has not posted */
+{
+    i64 k = 0;
+    for (i64 p = 0; p < l->c->cfg.n; p++)
+        if (AT(l->c, i64, SLOT(l->c, slot)->start)[p] == INF) out[k++] = (i32)p;
+    return k;
+}
+
+/* out: i64[8]: ports' hashes, then the calls' */
+void sp_hashes(local_t *l, i64 rank, i64 *out)
+{
+    rank_t *r = RANK(l->c, rank);
+    memcpy(out, r->hash, sizeof r->hash);
+    memcpy(out + 6, r->calls, sizeof r->calls);
+}
+
+/* out: i64[6]: fatal code, its rank, events, entries, initialised, link class of (a, b) */
+void sp_facts(core_t *c, i64 a, i64 b, i64 *out)
+{
+    i64 row[6] = { __atomic_load_n(&c->fatal, __ATOMIC_ACQUIRE), c->fatal_rank, c->events, c->entries, (i64)c->magic,
+                   CLASS(c, a, b) };
+    memcpy(out, row, sizeof row);
+}
+
+const char *sp_reason(core_t *c) { return c->reason; }
+
+void *PyInit__core(void) { return 0; } /* some linkers of extension modules insist on the name; never imported */

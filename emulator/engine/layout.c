@@ -1,0 +1,138 @@
+/* Sizes and the first state of the shared buffer. */
+#include "heap.h"
+#include <string.h>
+
+typedef struct { i64 at; } plan_t;
+static i64 place(plan_t *p, i64 bytes)
+{
+    i64 at = p->at;
+    p->at = (at + bytes + 63) & ~(i64)63;
+    return at;
+}
+
+static void plan_slots(core_t *c, plan_t *p, slot_t *s)
+{
+    i64 n = c->cfg.n, *by_rank[] = { &s->start, &s->key, &s->meta, &s->row_bytes, &s->tag, &s->has_rows, &s->self,
+                                     &s->low, &s->meta_end, &s->done_count, &s->records };
+    for (unsigned i = 0; i < sizeof by_rank / sizeof *by_rank; i++) *by_rank[i] = place(p, 8 * n);
+    s->counts = place(p, 4 * n * n);
+    s->offsets = place(p, 4 * n * n);
+    s->done = place(p, n * n);
+}
+
+static void plan(core_t *c, slot_t *slots)
+{
+    config_t *k = &c->cfg;
+    plan_t p = { (sizeof(core_t) + 63) & ~(i64)63 };
+    i64 n = k->n;
+    for (c->half = 1; c->half < n; c->half *= 2) {}
+    c->ranks = place(&p, n * (i64)sizeof(rank_t));
+    c->bounds = place(&p, 2 * c->half * 8);
+    c->winners = place(&p, 2 * c->half * 4);
+    c->head_t = place(&p, c->half * 8);
+    c->head_key = place(&p, c->half * 8);
+    c->classes = place(&p, n * n);
+    c->paths = place(&p, n * n * 4);
+    c->words = place(&p, n * k->words * 8);
+    c->conditions = place(&p, n * k->words * (i64)sizeof(condition_t));
+    c->chains = place(&p, n * k->chain_steps * (i64)sizeof(chain_t));
+    c->rounds = place(&p, n * k->channels * 8);
+    c->logs = place(&p, n * k->log_entries * (i64)sizeof(log_t));
+    c->slots = place(&p, 2 * k->channels * (i64)sizeof(slot_t));
+    for (i64 s = 0; s < 2 * k->channels; s++) {
+        slot_t dummy;
+        plan_slots(c, &p, slots ? slots + s : &dummy);
+    }
+    c->num_ops = max64(65536, 512 * n);
+    c->ops = place(&p, c->num_ops * (i64)sizeof(op_t));
+    c->trace = place(&p, k->trace_records * (i64)sizeof(record_t));
+    c->arena_size = k->node_bytes ? k->node_bytes : max64((i64)16 << 20, n * (8 * n + 1024) * (i64)sizeof(node_t));
+    c->arena = place(&p, c->arena_size);
+    c->total = p.at;
+}
+
+i64 sp_bytes(const i64 *cfg)
+{
+    core_t c;
+    memset(&c, 0, sizeof c);
+    memcpy(&c.cfg, cfg, sizeof c.cfg);
+    plan(&c, 0);
+    return c.total;
+}
+
+void sp_init_mutex(pthread_mutex_t *m)
+{
+    pthread_mutexattr_t a;
+    pthread_mutexattr_init(&a);
+    pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(m, &a);
+    pthread_mutexattr_destroy(&a);
+}
+
+static int class_of(const config_t *k, i64 p, i64 q)
+{
+    if (p == q) return SELF;
+    if (p / k->dies_per_chip == q / k->dies_per_chip) return CHIP;
+    return p / k->dies_per_node == q / k->dies_per_node ? NODE : POD;
+}
+
+/* paths[p][q]: how many records of q's row leave before the one for p, by class: chip | node << 10 | pod << 20. */
+static void fill_paths(core_t *c)
+{
+    i64 n = c->cfg.n;
+    for (i64 q = 0; q < n; q++) {
+        u32 before = 0;
+        for (i64 j = 1; j <= n; j++) {
+            i64 p = (q + j) % n;
+            int k = class_of(&c->cfg, q, p);
+            CLASS(c, q, p) = (uint8_t)k;
+            AT(c, u32, c->paths)[p * n + q] = before;
+            if (k) before += k == POD ? 1u << 20 : k == NODE ? 1u << 10 : 1u;
+        }
+    }
+}
+
+static i64 least_latency_into(const core_t *c, i64 p)
+{
+    const config_t *k = &c->cfg;
+    i64 low = INF;
+    for (i64 q = 0; q < k->n; q++) {
+        if (q == p) continue;
+        int l = CLASS(c, p, q);
+        low = min64(low, min64(min64(k->put[l], k->request[l]), min64(k->response[l], k->ack[l])));
+    }
+#ifdef BREAK_LOOKAHEAD
+    return min64(low, INF / 2) + 1;
+#endif
+    return k->lookahead ? min64(low, INF / 2) : 0;
+}
+
+int sp_create(core_t *c, const i64 *cfg)
+{
+    memcpy(&c->cfg, cfg, sizeof c->cfg);
+    plan(c, 0);
+    plan(c, SLOT(c, 0));
+    i64 n = c->cfg.n;
+    sp_init_mutex(&c->lock);
+    c->owner = -1;
+    fill_paths(c);
+    for (i64 i = 0; i < 2 * c->half; i++) {
+        AT(c, i64, c->bounds)[i] = INF;
+        AT(c, i32, c->winners)[i] = (i32)(i >= c->half ? i - c->half : 0);
+    }
+    for (i64 i = 0; i < c->half; i++) AT(c, i64, c->head_t)[i] = AT(c, i64, c->head_key)[i] = INF;
+    for (i64 s = 0; s < 2 * c->cfg.channels; s++)
+        for (i64 p = 0; p < n; p++)
+            AT(c, i64, SLOT(c, s)->start)[p] = AT(c, i64, SLOT(c, s)->low)[p] = AT(c, i64, SLOT(c, s)->records)[p] = INF;
+    for (i64 p = 0; p < n; p++) {
+        rank_t *r = RANK(c, p);
+        r->look = least_latency_into(c, p);
+        r->slot = -1;
+        sp_init_mutex(&r->log_lock);
+        set_bound(c, p, c->cfg.price);
+        set_head(c, p);
+    }
+    __atomic_store_n(&c->magic, 0x53504f4431ull, __ATOMIC_RELEASE);
+    return 0;
+}

@@ -1,0 +1,347 @@
+"""The compiled core, called through ctypes. Its library is built beside this file; nothing is built here."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.engine import api
+from emulator.engine.api import (
+    ChainStep,
+    EngineConfig,
+    ExchangeResult,
+    Int32Array,
+    Int64Array,
+    LogRef,
+    Statistics,
+)
+from emulator.engine.base import (
+    BLOCKED,
+    DEAD,
+    FATAL_WALL,
+    RUN,
+    W_EXCHANGE,
+    W_WAIT,
+    BaseEngine,
+    Waiter,
+    check_config,
+    config_numbers,
+    make_waiter,
+)
+from emulator.errors import InternalError, UsageError, WallDeadlineError
+
+__all__ = ["NativeEngine", "attach", "available", "engine_bytes", "engine_create", "load"]
+
+I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "sp_bytes": (I64, [POINTER]),
+    "sp_create": (INT, [POINTER, POINTER]),
+    "sp_attach": (POINTER, [POINTER, I64]),
+    "sp_detach": (None, [POINTER]),
+    "sp_compute": (INT, [POINTER, I64, I64, I64]),
+    "sp_fence": (None, [POINTER]),
+    "sp_put": (None, [POINTER, I64, I64, POINTER, I64, I64, I64]),
+    "sp_get": (I64, [POINTER, I64, I64, POINTER]),
+    "sp_block": (INT, [POINTER, I64, I64, I64, I64]),
+    "sp_atomic": (INT, [POINTER, I64, I64, I64, I64, I64]),
+    "sp_wait": (INT, [POINTER, POINTER, I64, I64, I64]),
+    "sp_flush": (INT, [POINTER]),
+    "sp_exchange": (INT, [POINTER, I64, POINTER, POINTER, I64, I64, I64, I64, I64, POINTER, I64]),
+    "sp_exchange_post": (INT, [POINTER, I64, POINTER, POINTER, I64, I64, I64]),
+    "sp_exchange_wait": (INT, [POINTER, I64, I64, I64, I64]),
+    "sp_exchange_rows": (None, [POINTER, I64, POINTER, POINTER, POINTER]),
+    "sp_finish": (INT, [POINTER]),
+    "sp_mark_dead": (INT, [POINTER, I64]),
+    "sp_abort": (INT, [POINTER, ctypes.c_char_p]),
+    "sp_log_lock": (INT, [POINTER, I64]),
+    "sp_log_unlock": (INT, [POINTER, I64]),
+    "sp_log_count": (I64, [POINTER, I64]),
+    "sp_log_copy": (None, [POINTER, I64, I64, POINTER]),
+    "sp_log_advance": (None, [POINTER, I64, I64]),
+    "sp_ranks": (None, [POINTER, POINTER]),
+    "sp_bytes_by_class": (None, [POINTER, POINTER]),
+    "sp_conditions": (None, [POINTER, I64, I64, POINTER]),
+    "sp_missing": (I64, [POINTER, I64, POINTER]),
+    "sp_hashes": (None, [POINTER, I64, POINTER]),
+    "sp_facts": (None, [POINTER, I64, I64, POINTER]),
+    "sp_reason": (ctypes.c_char_p, [POINTER]),
+    "sp_set_trace": (None, [POINTER, INT]),
+    "sp_drain": (INT, [POINTER]),
+    "sp_set_jitter": (None, [POINTER, I64, I64, ctypes.c_uint64]),
+}
+
+
+def library_path() -> Path | None:
+    """Where the built core is, if it was built."""
+    return next(iter(sorted(Path(__file__).parent.glob("_core*.so"))), None)
+
+
+@cache
+def load(path: str | None = None) -> Any:
+    """The core as a ctypes library; `path` for another build of it."""
+    found = path or library_path()
+    if not found:
+        raise UsageError(
+            "the compiled engine core was not built; use the python engine or install a C compiler"
+        )
+    lib = ctypes.CDLL(str(found))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def available() -> bool:
+    """Whether the core was built and loads."""
+    try:
+        return library_path() is not None and load() is not None
+    except (OSError, AttributeError):
+        return False
+
+
+def engine_bytes(cfg: EngineConfig, lib: Any = None) -> int:
+    check_config(cfg)
+    return int((lib or load()).sp_bytes(config_numbers(cfg).ctypes.data))
+
+
+def _address(buf: Any, cfg: EngineConfig, lib: Any) -> tuple[int, Any]:
+    view = np.frombuffer(buf, dtype=np.uint8)
+    need = engine_bytes(cfg, lib)
+    if view.nbytes < need:
+        raise UsageError(f"the engine's buffer has {view.nbytes} bytes, needs {need}")
+    if view.ctypes.data % 64:
+        raise UsageError("the engine's buffer is not aligned to 64 bytes")
+    return view.ctypes.data, view
+
+
+def engine_create(buf: Any, cfg: EngineConfig, lib: Any = None) -> None:
+    lib = lib or load()
+    lib.sp_create(_address(buf, cfg, lib)[0], config_numbers(cfg).ctypes.data)
+
+
+def attach(buf: Any, cfg: EngineConfig, rank: int, lib: Any = None) -> "NativeEngine":
+    return NativeEngine(buf, cfg, rank, lib or load())
+
+
+class NativeEngine(BaseEngine):
+    """`api.Engine` over the compiled core."""
+
+    def __init__(self, buf: Any, cfg: EngineConfig, rank: int, lib: Any) -> None:
+        super().__init__(cfg, rank)
+        self._lib = lib
+        self._core, self._view = _address(buf, cfg, lib)
+        self._me = lib.sp_attach(self._core, rank)
+        self._local = (I64 * 6).from_address(self._me)  # now, result, index, records, slot, wakes
+        self._no_counts = np.zeros(cfg.num_ranks, dtype=np.int32)
+
+    def __del__(self) -> None:
+        me, self._me = getattr(self, "_me", None), None
+        if me:
+            self._lib.sp_detach(me)
+
+    @property
+    def now_ps(self) -> int:
+        return self._local[0]
+
+    @property
+    def _result(self) -> int:  # type: ignore[override]
+        return self._local[1]
+
+    @property
+    def _slot(self) -> int:  # type: ignore[override]
+        return self._local[4]
+
+    def _compute(self, ps: int, kind: int, publish: bool) -> int:
+        return int(self._lib.sp_compute(self._me, ps, kind, publish))
+
+    def _put(self, dst: int, nbytes: int, log: LogRef | None, op: int, word: int, value: int) -> None:
+        self._lib.sp_put(self._me, dst, nbytes, _ref(log), op, word, value)
+
+    def _get(self, src: int, nbytes: int, log: LogRef | None) -> int:
+        return int(self._lib.sp_get(self._me, src, nbytes, _ref(log)))
+
+    def _atomic(self, dst: int, word: int, op: int, value: int, compare: int) -> int:
+        return int(self._lib.sp_atomic(self._me, dst, word, op, value, compare))
+
+    def _fence(self) -> None:
+        self._lib.sp_fence(self._me)
+
+    def _flush(self) -> int:
+        return int(self._lib.sp_flush(self._me))
+
+    def _wait(self, conditions: list[tuple[int, int, int]], any_: bool, timeout_ps: int) -> int:
+        flat = (I64 * (3 * len(conditions)))(*[x for row in conditions for x in row])
+        return int(self._lib.sp_wait(self._me, flat, len(conditions), any_, timeout_ps))
+
+    def _enter_wait(self, wait: int, a: int, b: int, c: int) -> int:
+        return int(self._lib.sp_block(self._me, wait, a, b, c))
+
+    def _exchange(
+        self,
+        channel: int,
+        counts: Int32Array | None,
+        offsets: Int32Array | None,
+        row_bytes: int,
+        meta_bytes: int,
+        tag: int,
+        pull_start_ps: int,
+        record_ps: int,
+        chain: Sequence[ChainStep],
+    ) -> int:
+        steps = (I64 * (5 * len(chain)))(*[x for step in chain for x in step]) if chain else None
+        return int(
+            self._lib.sp_exchange(
+                self._me,
+                channel,
+                _at(counts),
+                _at(offsets),
+                row_bytes,
+                meta_bytes,
+                tag,
+                pull_start_ps,
+                record_ps,
+                steps,
+                len(chain),
+            )
+        )
+
+    def _exchange_post(
+        self,
+        channel: int,
+        counts: Int32Array | None,
+        offsets: Int32Array | None,
+        row_bytes: int,
+        meta_bytes: int,
+        tag: int,
+    ) -> int:
+        return int(
+            self._lib.sp_exchange_post(
+                self._me, channel, _at(counts), _at(offsets), row_bytes, meta_bytes, tag
+            )
+        )
+
+    def _exchange_wait(self, channel: int, slot: int, pull_start_ps: int, record_ps: int) -> int:
+        return int(self._lib.sp_exchange_wait(self._me, channel, slot, pull_start_ps, record_ps))
+
+    def _exchanged(self) -> ExchangeResult:
+        n = self.num_ranks
+        counts, offsets = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.int32)
+        tags = np.empty(n, dtype=np.int64)
+        now, result, _, records, slot, _ = self._local
+        self._lib.sp_exchange_rows(self._me, slot, _at(counts), _at(offsets), _at(tags))
+        return ExchangeResult(result, now, records, counts, offsets, tags)
+
+    # ---- apply logs
+    def log_lock(self, target: int) -> None:
+        self._rank_arg("log_lock", target)
+        if self._lib.sp_log_lock(self._me, target):
+            raise WallDeadlineError(f"the apply lock of rank {target} was not released for too long")
+
+    def log_unlock(self, target: int) -> None:
+        self._rank_arg("log_unlock", target)
+        if self._lib.sp_log_unlock(self._me, target):
+            raise InternalError(f"rank {self.rank} does not hold the apply lock of rank {target}")
+
+    def log_view(self, target: int) -> np.ndarray[Any, np.dtype[Any]]:
+        self._rank_arg("log_view", target)
+        count = self._lib.sp_log_count(self._me, target)
+        entries = np.empty(count, dtype=api.LOG_DTYPE)
+        if count:
+            self._lib.sp_log_copy(self._me, target, count, entries.ctypes.data)
+        return entries
+
+    def log_advance(self, target: int, count: int) -> None:
+        self._rank_arg("log_advance", target)
+        if not 0 <= count <= self._lib.sp_log_count(self._me, target):
+            raise UsageError(f"log_advance: {count} is more than there is", rank=self.rank)
+        self._lib.sp_log_advance(self._me, target, count)
+
+    # ---- the end, and looking in
+    def _finish(self) -> None:
+        self._lib.sp_finish(self._me)
+
+    def _mark_dead(self, rank: int) -> None:
+        if self._lib.sp_mark_dead(self._me, rank) == FATAL_WALL:
+            raise WallDeadlineError("the engine's lock was not released for too long")
+
+    def abort(self, reason: str) -> None:
+        self._lib.sp_abort(self._me, reason.encode()[:200])
+
+    def dead_ranks(self) -> list[int]:
+        return [int(p) for p in np.flatnonzero(self._ranks()[:, 0] == DEAD)]
+
+    def _running(self) -> list[int]:
+        return [int(p) for p in np.flatnonzero(self._ranks()[:, 0] == RUN)]
+
+    def _ranks(self) -> Int64Array:
+        table = np.empty((self.num_ranks, 16), dtype=np.int64)
+        self._lib.sp_ranks(self._me, table.ctypes.data)
+        return table
+
+    def _facts(self) -> Int64Array:
+        facts = np.empty(6, dtype=np.int64)
+        self._lib.sp_facts(self._core, 0, 0, facts.ctypes.data)
+        return facts
+
+    def _hashes(self, rank: int) -> Int64Array:
+        hashes = np.empty(8, dtype=np.int64)
+        self._lib.sp_hashes(self._me, rank, hashes.ctypes.data)
+        return hashes
+
+    def _culprit(self) -> int:
+        return int(self._facts()[1])
+
+    def _reason(self) -> str:
+        return bytes(self._lib.sp_reason(self._core)).decode(errors="replace")
+
+    def _waiters(self) -> list[Waiter]:
+        waiters = []
+        for rank, row in enumerate(self._ranks().tolist()):
+            if row[0] != BLOCKED:
+                continue
+            conditions = np.empty((row[7] if row[1] == W_WAIT else 0, 3), dtype=np.int64)
+            if conditions.size:
+                self._lib.sp_conditions(self._me, rank, len(conditions), conditions.ctypes.data)
+            missing = np.empty(self.num_ranks, dtype=np.int32)
+            k = self._lib.sp_missing(self._me, row[6], missing.ctypes.data) if row[1] == W_EXCHANGE else 0
+            args = (row[2], row[3], row[4])
+            waiters.append(
+                make_waiter(
+                    rank, row[1], args, row[5], conditions.tolist(), bool(row[8]), missing[:k].tolist()
+                )
+            )
+        return waiters
+
+    def statistics(self) -> Statistics:
+        table, facts = self._ranks(), self._facts()
+        sizes = np.empty((self.num_ranks, 4), dtype=np.int64)
+        self._lib.sp_bytes_by_class(self._me, sizes.ctypes.data)
+        return Statistics(
+            events=int(facts[2]),
+            entries=int(facts[3]),
+            wake_ups=table[:, 9].copy(),
+            polls_skipped=table[:, 10].copy(),
+            busy_ps=table[:, 12:15].copy(),
+            bytes_by_class=sizes,
+            wait_ps=table[:, 11].copy(),
+        )
+
+    def set_trace(self, fd: int) -> None:
+        self._lib.sp_set_trace(self._me, fd)
+
+    def drain(self) -> None:
+        self._lib.sp_drain(self._me)
+
+    def set_jitter(self, probability: float, max_us: int, seed: int) -> None:
+        self._lib.sp_set_jitter(self._me, int(probability * 1e6), max_us, seed)
+
+
+def _ref(log: LogRef | None) -> Any:
+    return None if log is None else (I64 * 5)(*log)
+
+
+def _at(array: Int32Array | Int64Array | None) -> int | None:
+    return None if array is None else array.ctypes.data

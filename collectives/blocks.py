@@ -1,0 +1,135 @@
+"""The blocks of one operation in the managed area, doubled by event parity, and the exchange that
+announces them.
+
+A record tells each target where its rows begin in the sender's block and how many there are. Both fit one
+32-bit field: `first * (most + 1) + count`, where `most` is the most rows one rank can send to one other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emulator import Device
+from emulator.engine.api import ChainStep, ExchangeResult
+from emulator.errors import InternalError, UsageError
+from emulator.rows import Int32, Plan, Records, RowFormat
+from emulator.transport import Area
+
+if TYPE_CHECKING:
+    from collectives.moe import OperationCosts
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shape of one block: records it takes, their form, most records for one target."""
+
+    capacity: int
+    form: RowFormat
+    most: int
+
+    def __post_init__(self) -> None:
+        """Check that a record's field can hold every place. Raises: UsageError."""
+        if self.capacity * (self.most + 1) >= 2**31:
+            raise UsageError(
+                f"expert exchange: {self.capacity} rows with up to {self.most} for one rank are too "
+                f"many for a 32-bit record field; lower max_tokens or max_rows"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, a multiple of a page."""
+        return -(-self.capacity * self.form.record_bytes // _PAGE) * _PAGE
+
+
+class BlockPair:
+    """The two blocks of one (micro-batch, operation), its channel and its event counter."""
+
+    def __init__(self, device: Device, block: Block, base: int, channel: int) -> None:
+        self._device, self._block, self._base, self.channel = device, block, base, channel
+        self._event = 0
+        own = device.transport.own(Area.MANAGED)
+        self._own = [Records(self._cut(own[None])[p]) for p in (0, 1)]
+        self._all: list[Records] = []
+        if device.transport.kind == "shared":
+            self._all = [Records(view) for view in self._cut(device.transport.mapped(Area.MANAGED))]
+
+    def _cut(self, memory: np.ndarray) -> list[np.ndarray]:  # type: ignore[type-arg]
+        """Both blocks out of a view uint8[ranks, managed bytes]."""
+        stride, used = self._block.form.record_bytes, self._block.capacity * self._block.form.record_bytes
+        starts = (self._base, self._base + self._block.nbytes)
+        return [memory[:, s : s + used].reshape(memory.shape[0], -1, stride) for s in starts]
+
+    def own(self) -> Records:
+        """My block of the coming event."""
+        return self._own[self._event % 2]
+
+    def _fields(self, plan: Plan | None) -> Int32 | None:
+        if plan is None:
+            return None
+        fields: Int32 = plan.first * np.int32(self._block.most + 1) + plan.counts
+        return fields
+
+    def exchange(
+        self, plan: Plan | None, costs: OperationCosts, chain: Sequence[ChainStep] = ()
+    ) -> ExchangeResult:
+        """Announce my block of this event (None: no rows), wait for all records, pay for my pulls."""
+        self._device.transport.publish()
+        event = self.skip()
+        return self._device.exchange(
+            self.channel, None if plan is None else plan.charged, costs.row_bytes, costs.meta_bytes,
+            costs.pull_start_ps, costs.record_ps, chain, self._fields(plan), event,
+        )  # fmt: skip
+
+    def post(self, plan: Plan, costs: OperationCosts) -> None:
+        """Announce only."""
+        self._device.transport.publish()
+        event = self.skip()
+        self._device.exchange_post(
+            self.channel, plan.charged, costs.row_bytes, costs.meta_bytes, self._fields(plan), event
+        )
+
+    def wait(self, costs: OperationCosts) -> ExchangeResult:
+        """Wait for all records of the event I announced, pay for my pulls."""
+        return self._device.exchange_wait(self.channel, costs.pull_start_ps, costs.record_ps)
+
+    def skip(self) -> int:
+        """Count one event; returns its number."""
+        self._event += 1
+        return self._event - 1
+
+    def pull(self, result: ExchangeResult) -> tuple[Records, Int32, Int32]:
+        """Find the records announced to me in the last event.
+
+        Returns:
+            the records, and for each rank how many are mine (int32 [n]) and the first of them (int32 [n]).
+        """
+        first, counts = np.divmod(result.offsets, np.int32(self._block.most + 1))
+        event = self._event - 1
+        if ((result.tags != event) & (counts > 0)).any():
+            raise InternalError(
+                f"rank {self._device.rank}: rows of another event than {event} on {self.channel}"
+            )
+        if self._all:
+            return self._all[event % 2], counts, first
+        return self._fetch(event % 2, counts, first)
+
+    def _fetch(self, parity: int, counts: Int32, first: Int32) -> tuple[Records, Int32, Int32]:
+        """Under rma: one Get for each rank that holds rows for me, then one flush."""
+        transport, stride = self._device.transport, self._block.form.record_bytes
+        after = np.cumsum(counts, dtype=np.int64)
+        start = (after - counts).astype(np.int32)
+        local = np.empty((1, max(1, int(after[-1])), stride), np.uint8)
+        flat, base = local.reshape(-1), self._base + parity * self._block.nbytes
+        for source in np.flatnonzero(counts).tolist():
+            at, size = int(start[source]) * stride, int(counts[source]) * stride
+            transport.start_read(
+                source, Area.MANAGED, base + int(first[source]) * stride, flat[at : at + size]
+            )
+        transport.flush_reads()
+        return Records(np.broadcast_to(local, (counts.size, *local.shape[1:]))), counts, start

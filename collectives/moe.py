@@ -1,0 +1,402 @@
+"""Dispatch and combine of expert parallelism, XCCL's pull-based protocol over real bytes.
+
+    dispatch   rows -> my OWN managed block, grouped by destination        (quantised on the way, if asked)
+               a 32-byte record {event, first row, rows} to every rank, zero counts included
+               all n records are in: the only barrier
+               pull my rows from each source's block                        (one read a row, placed by expert)
+    combine    the same the other way round, then a weighted sum at the token's owner in the given k order
+
+Write after read: the block of event e must survive until the slowest rank has pulled. Blocks are doubled
+    by event parity, and each (micro-batch, operation) has its own event counter and pair: a rank writes
+    event e + 2 only after all records of e + 1, and a rank posts its record of e + 1 only after its pull
+    of e. (The paper is silent on this.)
+
+Real bytes move on the host; the fabric is charged what the costs say (`row_bytes` for each priced row a
+row stands for). One engine entry per operation. Left out: deduplication of rows to one rank, overlap
+inside one operation.
+
+Source: arXiv 2508.02520 section 3.2; 32-byte record and block layout as listed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.blocks import Block, BlockPair
+from emulator import Device
+from emulator.engine.api import ChainStep, ExchangeResult
+from emulator.errors import InternalError, UsageError
+from emulator.memory import as_bytes
+from emulator.rows import Int32, Plan, RowFormat
+from emulator.tracing import Op
+from emulator.transport import Area
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+META_BYTES = 32
+
+
+class OperationCosts(Protocol):
+    """What one dispatch or combine is charged; any object with these fields will do.
+
+    start_ps: before the records are posted (launch, quantise, group). pull_start_ps: between the last
+        record and the first pull. record_ps: between two pulls. row_bytes: of one priced row. meta_bytes:
+        of a record.
+    """
+
+    @property
+    def start_ps(self) -> int: ...
+    @property
+    def pull_start_ps(self) -> int: ...
+    @property
+    def record_ps(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def meta_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class EpCosts:
+    """Plain costs: bytes of a row, and nothing else unless said. See `OperationCosts`."""
+
+    row_bytes: int
+    start_ps: int = 0
+    pull_start_ps: int = 0
+    record_ps: int = 0
+    meta_bytes: int = META_BYTES
+
+
+class IdleStep(NamedTuple):
+    """An operation an idle rank takes part in with no rows, `compute_ps` after the one before."""
+
+    combine: bool
+    costs: OperationCosts
+    compute_ps: int = 0
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What a dispatch brought, and what its combine needs.
+
+    Attributes:
+        rows: float32 [R, hidden], by local slot, inside a slot by (source rank, token, k).
+        rows_per_slot: int64 [slots], rows of each local slot.
+        charged_per_slot: int64 [slots], priced rows they stand for.
+        micro_batch: which one it belongs to.
+        sent: my own pairs grouped by destination. received, received_charge: int32 [n], rows from each
+            source and what they stand for. place: int32 [R], row of the i-th record, sources ascending.
+        tokens: rows of x I dispatched.
+    """
+
+    rows: Float32
+    rows_per_slot: Int64
+    charged_per_slot: Int64
+    micro_batch: int
+    tokens: int
+    sent: Plan
+    received: Int32
+    received_charge: Int32
+    place: Int32
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An operation whose records are out and whose rows are not in yet."""
+
+    pair: BlockPair
+    plan: Plan
+    tokens: int
+    costs: OperationCosts
+    handle: Handle | None = None
+    weights: Float32 | None = None
+
+
+class ExpertExchange:
+    """Dispatch and combine between all ranks, each holding `slots` physical experts.
+
+    Args:
+        device: this rank.
+        slots: physical expert slots per rank; slot s of rank r is number r * slots + s.
+        hidden: values of a row.
+        max_tokens: most rows of x in one dispatch.
+        topk: slots each row goes to.
+        quant: None for float32 rows, "int8" for int8 rows with a scale a row (dispatch only).
+        max_rows: most rows one dispatch may bring to a rank; by default all that can
+            happen when the slots of a row differ.
+        micro_batches: how many may be in flight.
+        dispatch_costs, combine_costs: what is charged where a call does not say; by default real row
+            bytes only. host_hook: called with "poll" and "pull" before those steps, for tests that freeze
+            a rank on the host.
+
+    Raises:
+        UsageError: bad sizes, or no room in the managed area (names the setting to raise). Collective.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        slots: int,
+        hidden: int,
+        max_tokens: int,
+        topk: int,
+        quant: str | None = None,
+        max_rows: int | None = None,
+        micro_batches: int = 1,
+        dispatch_costs: OperationCosts | None = None,
+        combine_costs: OperationCosts | None = None,
+        host_hook: Callable[[str], None] | None = None,
+    ) -> None:
+        _check_sizes(
+            slots=slots, hidden=hidden, max_tokens=max_tokens, topk=topk, micro_batches=micro_batches
+        )
+        if quant not in (None, "int8"):
+            raise UsageError(f"dispatch: quant {quant!r} is not one of None, 'int8'")
+        self.device, self.slots, self.hidden = device, slots, hidden
+        self.max_tokens, self.topk = max_tokens, topk
+        most = device.num_ranks * max_tokens * min(topk, slots)
+        self.max_rows = most if max_rows is None else max_rows
+        self._out_form = RowFormat(hidden, slots, quant == "int8")
+        self._back_form = RowFormat(hidden, slots)
+        self._hook = host_hook or (lambda step: None)
+        self._dispatch_costs = dispatch_costs or EpCosts(hidden + 4 if quant else 4 * hidden)
+        self._combine_costs = combine_costs or EpCosts(4 * hidden)
+        self._carve(micro_batches)
+
+    def _carve(self, micro_batches: int) -> None:
+        per_pair = self.max_tokens * self.topk
+        out = Block(max(1, per_pair), self._out_form, per_pair)
+        back = Block(max(1, self.max_rows), self._back_form, per_pair)
+        what = f"expert exchange {self.slots}x{self.hidden}, {self.max_tokens} tokens to {self.topk}"
+        total = 2 * micro_batches * (out.nbytes + back.nbytes)
+        base, _, channel = self.device.symmetric.carve(Area.MANAGED, total, what, channels=2 * micro_batches)
+        self._out: list[BlockPair] = []
+        self._back: list[BlockPair] = []
+        for _ in range(micro_batches):
+            self._out.append(BlockPair(self.device, out, base, channel))
+            self._back.append(BlockPair(self.device, back, base + 2 * out.nbytes, channel + 1))
+            base, channel = base + 2 * (out.nbytes + back.nbytes), channel + 2
+
+    # --- dispatch ---------------------------------------------------------------------------------------
+
+    def dispatch(
+        self,
+        x: Float32,
+        slot_ids: Int64,
+        costs: OperationCosts | None = None,
+        charge: Int32 | None = None,
+        micro_batch: int = 0,
+    ) -> Handle:
+        """Send each row to its slots and receive the rows of mine. All ranks call it; blocks.
+
+        Args:
+            x: float32 [T, hidden], T from 0 to `max_tokens`.
+            slot_ids: int64 [T, topk], physical slots.
+            costs: of this call, for all the layers it stands for.
+            charge: int32 [T], priced rows each row stands for, at least 1; None for 1.
+            micro_batch: which pair of buffers.
+
+        Raises:
+            UsageError: too many rows, wrong shapes, a slot that does not exist.
+        """
+        pair, plan, costs = self._write_out(x, slot_ids, costs, charge, micro_batch)
+        self._hook("poll")
+        result = pair.exchange(plan, costs)
+        return self._take_in(pair, plan, x.shape[0], result)
+
+    def post_dispatch(
+        self,
+        x: Float32,
+        slot_ids: Int64,
+        costs: OperationCosts | None = None,
+        charge: Int32 | None = None,
+        micro_batch: int = 0,
+    ) -> Pending:
+        """The first half of `dispatch`: rows written, records posted; does not block."""
+        pair, plan, costs = self._write_out(x, slot_ids, costs, charge, micro_batch)
+        pair.post(plan, costs)
+        return Pending(pair, plan, x.shape[0], costs)
+
+    def finish_dispatch(self, pending: Pending) -> Handle:
+        """The second half: wait for all records, pull."""
+        self._hook("poll")
+        return self._take_in(pending.pair, pending.plan, pending.tokens, pending.pair.wait(pending.costs))
+
+    def _write_out(
+        self,
+        x: Float32,
+        slot_ids: Int64,
+        costs: OperationCosts | None,
+        charge: Int32 | None,
+        micro_batch: int,
+    ) -> tuple[BlockPair, Plan, OperationCosts]:
+        x, ids = self._checked(x, slot_ids, charge)
+        pair, costs = self._pair(self._out, micro_batch), costs or self._dispatch_costs
+        if costs.start_ps:
+            self.device.compute(costs.start_ps)
+        device = self.device
+        plan = device.rows.plan(ids, self.slots, device.num_ranks, self.topk, charge)
+        device.rows.pack(pair.own(), self._out_form, x, plan.order, self.topk, ids, charge)
+        return pair, plan, costs
+
+    def _take_in(self, pair: BlockPair, plan: Plan, tokens: int, result: ExchangeResult) -> Handle:
+        self._hook("pull")
+        records, counts, first = pair.pull(result)
+        got = self.device.rows.unpack(records, self._out_form, counts, first)
+        self._record(pair.channel, got.rows)
+        return Handle(
+            got.rows, got.per_slot, got.charged_per_slot, self._out.index(pair), tokens, plan, counts,
+            result.counts, got.place,
+        )  # fmt: skip
+
+    # --- combine ----------------------------------------------------------------------------------------
+
+    def combine(
+        self, handle: Handle, y: Float32, weights: Float32, costs: OperationCosts | None = None
+    ) -> Float32:
+        """Send the experts' outputs home and add up mine: out[t] = sum over k, in order, of weights[t, k]
+        * y.
+
+        Args:
+            handle: of the dispatch.
+            y: float32 [R, hidden], outputs in the order of `handle.rows`.
+            weights: float32 [T, topk].
+            costs: of this call.
+
+        Returns:
+            float32 [T, hidden]. The sum of a token depends on its rows and weights only, not on the layout.
+
+        Raises:
+            UsageError: wrong shapes, or more rows than `max_rows`.
+        """
+        pair, plan, costs = self._write_back(handle, y, weights, costs)
+        self._hook("poll")
+        return self._add_up(pair, handle, weights, pair.exchange(plan, costs))
+
+    def post_combine(
+        self, handle: Handle, y: Float32, weights: Float32, costs: OperationCosts | None = None
+    ) -> Pending:
+        """The first half of `combine`; does not block."""
+        pair, plan, costs = self._write_back(handle, y, weights, costs)
+        pair.post(plan, costs)
+        return Pending(pair, plan, handle.tokens, costs, handle, weights)
+
+    def finish_combine(self, pending: Pending) -> Float32:
+        """The second half of `combine`."""
+        if pending.handle is None or pending.weights is None:
+            raise UsageError("combine: this was posted as a dispatch; finish it with finish_dispatch")
+        self._hook("poll")
+        return self._add_up(pending.pair, pending.handle, pending.weights, pending.pair.wait(pending.costs))
+
+    def _write_back(
+        self, handle: Handle, y: Float32, weights: Float32, costs: OperationCosts | None
+    ) -> tuple[BlockPair, Plan, OperationCosts]:
+        pair, costs = self._pair(self._back, handle.micro_batch), costs or self._combine_costs
+        _check_array("combine: y", y, (handle.rows.shape[0], self.hidden))
+        _check_array("combine: weights", weights, (handle.tokens, self.topk))
+        if y.shape[0] > self.max_rows:
+            raise UsageError(
+                f"combine: rank {self.device.rank} holds {y.shape[0]} rows, "
+                f"the block takes max_rows={self.max_rows}"
+            )
+        if costs.start_ps:
+            self.device.compute(costs.start_ps)
+        received = handle.received
+        first = (np.cumsum(received) - received).astype(np.int32)
+        self.device.rows.pack(pair.own(), self._back_form, y, handle.place, 1, None, None)
+        return pair, Plan(received, handle.received_charge, first, handle.place), costs
+
+    def _add_up(self, pair: BlockPair, handle: Handle, weights: Float32, result: ExchangeResult) -> Float32:
+        self._hook("pull")
+        records, counts, first = pair.pull(result)
+        if not np.array_equal(counts, handle.sent.counts):
+            raise InternalError(f"combine: rank {self.device.rank} got back other rows than it dispatched")
+        out = self.device.rows.combine(records, self.hidden, counts, first, handle.sent.order, weights)
+        self._record(pair.channel, out)
+        return out
+
+    # --- idle -------------------------------------------------------------------------------------------
+
+    def idle(self, steps: Sequence[IdleStep], micro_batch: int = 0) -> tuple[int, Handle]:
+        """Take part in the next operations without rows of my own, asleep until one brings me rows.
+
+        In virtual time this is exactly a loop of empty dispatches and combines with `compute_ps` of computing
+        before each; on the host it is one sleep.
+
+        Args:
+            steps: what the others will do, in order; ends wherever the caller wants to be back.
+            micro_batch: which pair of buffers.
+
+        Returns:
+            index of the step that brought rows and its handle; or of the last step, with a handle of no rows.
+        """
+        pairs = [self._pair(self._back if s.combine else self._out, micro_batch) for s in steps]
+        price = self.device.engine.config.call_price_ps
+        waits = [sum(ps + price for ps in (s.compute_ps, s.costs.start_ps) if ps) for s in steps]
+        chain = [
+            ChainStep(p.channel, w, s.costs.meta_bytes, s.costs.pull_start_ps, s.costs.record_ps)
+            for p, s, w in zip(pairs[1:], steps[1:], waits[1:], strict=True)
+        ]
+        for ps in (steps[0].compute_ps, steps[0].costs.start_ps):
+            if ps:
+                self.device.compute(ps)
+        result = pairs[0].exchange(None, steps[0].costs, chain)
+        for pair in pairs[1 : result.index + 1]:
+            pair.skip()
+        if steps[result.index].combine:
+            return result.index, self._nothing(micro_batch)
+        return result.index, self._take_in(pairs[result.index], self._no_plan(), 0, result)
+
+    def _nothing(self, micro_batch: int) -> Handle:
+        none = np.zeros(self.device.num_ranks, np.int32)
+        empty, slots = np.empty((0, self.hidden), np.float32), np.zeros(self.slots, np.int64)
+        return Handle(empty, slots, slots, micro_batch, 0, self._no_plan(), none, none, np.empty(0, np.int32))
+
+    def _no_plan(self) -> Plan:
+        none = np.zeros(self.device.num_ranks, np.int32)
+        return Plan(none, none, none, np.empty(0, np.int32))
+
+    # --- shared -----------------------------------------------------------------------------------------
+
+    def _pair(self, pairs: list[BlockPair], micro_batch: int) -> BlockPair:
+        if not 0 <= micro_batch < len(pairs):
+            raise UsageError(f"expert exchange: no micro-batch {micro_batch}; it was made for {len(pairs)}")
+        return pairs[micro_batch]
+
+    def _checked(self, x: Float32, slot_ids: Int64, charge: Int32 | None) -> tuple[Float32, Int64]:
+        tokens = x.shape[0]
+        if tokens > self.max_tokens:
+            raise UsageError(f"dispatch: {tokens} rows, the block takes max_tokens={self.max_tokens}")
+        _check_array("dispatch: x", x, (tokens, self.hidden))
+        if slot_ids.shape != (tokens, self.topk) or slot_ids.dtype != np.int64:
+            raise UsageError(
+                f"dispatch: slot_ids must be int64 [{tokens}, {self.topk}], "
+                f"got {slot_ids.dtype} {list(slot_ids.shape)}"
+            )
+        if charge is not None and (
+            charge.shape != (tokens,) or charge.dtype != np.int32 or charge.min(initial=1) < 1
+        ):
+            raise UsageError(f"dispatch: charge must be int32 [{tokens}] of at least 1, got {charge!r}")
+        return x, np.ascontiguousarray(slot_ids).reshape(-1)
+
+    def _record(self, channel: int, rows: Float32) -> None:
+        raw, now = as_bytes(rows), self.device.now_ps
+        self.device.trace.add(Op.ROWS, now, now, channel, raw.size, self.device.rows.checksum(raw))
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise UsageError(f"expert exchange: {name} must be at least 1, got {value}")
+
+
+def _check_array(what: str, array: Float32, shape: tuple[int, ...]) -> None:
+    if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise UsageError(
+            f"{what} must be contiguous float32 {list(shape)}, got {array.dtype} {list(array.shape)}"
+        )

@@ -1,0 +1,140 @@
+"""What a run is configured with: one frozen record, read from `SUPERPOD_CONFIG` or from
+`emulator.init(**cfg)`.
+
+The launcher writes the same JSON object for every rank. Unknown keys and values of the wrong type are
+errors; a missing key takes the default below. Left out on purpose: anything a result may not depend on
+has no key here, except where files are written and how long the host may take.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from emulator.errors import UsageError
+
+ENVIRONMENT_KEY = "SUPERPOD_CONFIG"
+MIB = 1 << 20
+TRANSPORTS = ("shared", "rma")
+ENGINES = ("auto", "c", "python")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of one run, equal on all ranks.
+
+    Attributes:
+        profile: machine profile, a name in `emulator/profiles` or a path.
+        set: overrides of profile values, key → value.
+        transport: "shared" (stores into the shared window) or "rma" (MPI Put/Get/Flush).
+        engine: "auto" (compiled core where there is one), "c" or "python".
+        seed: seed of everything that draws numbers.
+        heap_bytes: application heap of a rank (windows live here), bytes.
+        managed_bytes: exchange blocks of a rank, bytes.
+        staging_bytes: staging pool of a rank, bytes; what does not fit spills to a file.
+        words_per_rank: 64-bit signal and atomic words of a rank.
+        channels: exchange channels; channel 0 is the barrier's.
+        log_entries: entries an apply log holds, a power of two.
+        lookahead: let ranks run ahead by the least latency.
+        wall_deadline_s: host seconds without any engine entry after which the run ends with a report.
+        keep_going: survivors go on when a rank dies.
+        trace: directory for one record file per rank, or None.
+        report: path of the result JSON rank 0 writes at the end, or None.
+        job: name of the run in `/dev/shm` file names; empty: drawn at start.
+    """
+
+    profile: str = "cloudmatrix384"
+    set: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    transport: str = "shared"
+    engine: str = "auto"
+    seed: int = 0
+    heap_bytes: int = 16 * MIB
+    managed_bytes: int = 4 * MIB
+    staging_bytes: int = 2 * MIB
+    words_per_rank: int = 256
+    channels: int = 8
+    log_entries: int = 16384
+    lookahead: bool = True
+    wall_deadline_s: float = 600.0
+    keep_going: bool = False
+    trace: str | None = None
+    report: str | None = None
+    job: str = ""
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises: UsageError."""
+        _choice("transport", self.transport, TRANSPORTS)
+        _choice("engine", self.engine, ENGINES)
+        for name in ("heap_bytes", "managed_bytes", "staging_bytes"):
+            value = getattr(self, name)
+            if value < 4096 or value % 4096:
+                raise UsageError(f"configuration: {name} must be a positive multiple of 4096, got {value}")
+        for name in ("words_per_rank", "channels", "log_entries"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"configuration: {name} must be at least 1, got {getattr(self, name)}")
+
+
+def read_config(
+    overrides: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> RunConfig:
+    """Read the configuration of this run.
+
+    Args:
+        overrides: keys given in code; they win over the environment.
+        environ: environment to read, `os.environ` by default.
+
+    Raises:
+        UsageError: not a JSON object, unknown key, value of the wrong type or out of range.
+    """
+    text = (os.environ if environ is None else environ).get(ENVIRONMENT_KEY, "")
+    merged = {**_parse(text), **(overrides or {})}
+    return RunConfig(**{key: _typed(key, value) for key, value in merged.items()})
+
+
+def _parse(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{ENVIRONMENT_KEY}: not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{ENVIRONMENT_KEY}: a JSON object is needed, got {type(values).__name__}")
+    return values
+
+
+def _typed(key: str, value: Any) -> Any:
+    if key not in _DEFAULTS:
+        near = difflib.get_close_matches(key, _DEFAULTS, n=1, cutoff=0.0)
+        raise UsageError(f"configuration: unknown key {key!r}; did you mean {near[0]!r}?")
+    default = _DEFAULTS[key]
+    if default is None:
+        wanted: tuple[type, ...] = (str, type(None))
+    elif isinstance(default, bool):
+        wanted = (bool,)
+    elif isinstance(default, float):
+        wanted = (int, float)
+    elif isinstance(default, Mapping):
+        wanted = (Mapping,)
+    else:
+        wanted = (type(default),)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        names = " or ".join(kind.__name__ for kind in wanted)
+        raise UsageError(f"configuration: {key} must be {names}, got {value!r}")
+    return value
+
+
+def _choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"configuration: {key} {value!r} is not one of {', '.join(choices)}; nearest: {near}"
+        )
+
+
+_DEFAULTS: dict[str, Any] = {f.name: getattr(RunConfig(), f.name) for f in fields(RunConfig)}

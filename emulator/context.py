@@ -1,0 +1,205 @@
+"""A user's rank program: `init`, who and when am I, charge work, meet the others, end.
+
+The only state is the device `init` made. An end by exception is an early exit: the rank issues nothing
+any more, what it posted goes on, and ranks that wait for it get a deadlock report instead of a hang.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.board import Board, board_bytes
+from emulator.config import RunConfig, read_config
+from emulator.device import Device
+from emulator.engine import core_available, engine_attach, engine_bytes, engine_create
+from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
+from emulator.errors import UsageError
+from emulator.futex import wait_while, wake_all
+from emulator.profile import Profile, load_profile
+from emulator.rows import load_rows
+from emulator.topology import Topology, engine_config
+from emulator.tracing import combine_digests
+from emulator.transport import Sizes, Transport
+
+_TRACE_RECORDS = 1 << 14
+_current: list[Device] = []
+
+
+def init(**cfg: Any) -> Device:
+    """Start this rank: MPI, windows, engine. Call it once, on all ranks.
+
+    Args:
+        cfg: keys of `emulator.config.RunConfig`; they win over `SUPERPOD_CONFIG`.
+
+    Returns:
+        the rank's device; `emulator.rank()` and the other functions use it.
+
+    Raises:
+        UsageError: bad configuration, no room in `/dev/shm`, or a second call with other values.
+    """
+    if _current:
+        if cfg:
+            raise UsageError("emulator.init: already initialised; give the configuration to the first call")
+        return _current[0]
+    config = read_config(cfg)
+    profile = load_profile(config.profile, config.set)
+    transport = Transport(config.transport)
+    device = _open(config, profile, transport)
+    _current.append(device)
+    atexit.register(finalize)
+    return device
+
+
+def _open(config: RunConfig, profile: Profile, transport: Transport) -> Device:
+    topology = Topology.from_profile(profile, transport.num_ranks)
+    kind: EngineKind = (
+        "c" if config.engine == "c" or (config.engine == "auto" and core_available()) else "python"
+    )
+    settings = _engine_settings(config, profile, transport.num_ranks)
+    block = -(-engine_bytes(settings, kind) // 4096) * 4096
+    control = block + board_bytes(transport.num_ranks, config.staging_bytes)
+    transport.allocate(Sizes(config.heap_bytes, config.managed_bytes, config.staging_bytes, control))
+    board = Board(transport.control[block:], transport.num_ranks, config.staging_bytes)
+    if transport.rank == 0:
+        transport.control[:] = 0
+        board.header[Board.HEADER_JOB] = int.from_bytes(os.urandom(7), "little")
+        engine_create(transport.control[:block], settings, kind)
+    transport.synchronise()
+    transport.settle_scheduling()
+    engine = engine_attach(transport.control[:block], settings, kind, transport.rank)
+    if config.trace is not None:
+        engine.set_trace(_port_file(config.trace))
+    return Device(config, profile, topology, transport, engine, board, load_rows(config.engine))
+
+
+def _engine_settings(config: RunConfig, profile: Profile, num_ranks: int) -> EngineConfig:
+    return engine_config(
+        profile,
+        num_ranks,
+        words_per_rank=config.words_per_rank,
+        channels=config.channels,
+        log_entries=config.log_entries,
+        lookahead=config.lookahead,
+        wall_deadline_s=config.wall_deadline_s,
+        keep_going=config.keep_going,
+        trace_records=_TRACE_RECORDS if config.trace is not None else 0,
+    )
+
+
+def _port_file(directory: str) -> int:
+    return os.open(os.path.join(directory, "ports.trace"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+
+
+def device() -> Device:
+    """Return this rank's device. Raises UsageError before `init`."""
+    if not _current:
+        raise UsageError("call emulator.init() first")
+    return _current[0]
+
+
+def rank() -> int:
+    """Return this rank's number."""
+    return device().rank
+
+
+def num_ranks() -> int:
+    """Return the number of ranks of the run."""
+    return device().num_ranks
+
+
+def now_ps() -> int:
+    """Return this rank's virtual time, picoseconds."""
+    return device().now_ps
+
+
+def compute(
+    ps: int | None = None,
+    *,
+    flops: int | None = None,
+    bytes: int | None = None,
+    kernel: str = "elementwise",
+) -> None:
+    """Charge priced work; see `Device.compute`."""
+    device().compute(ps, flops=flops, bytes=bytes, kernel=kernel)
+
+
+def sleep_ps(ps: int) -> None:
+    """Let virtual time pass."""
+    device().sleep_ps(ps)
+
+
+def barrier() -> None:
+    """Complete my puts and wait for all ranks."""
+    device().barrier()
+
+
+def finalize() -> dict[str, Any] | None:
+    """End the run on this rank; also called at exit. Waits until every rank has ended.
+
+    Returns:
+        on rank 0 the result of the run (see `run_result`), else None; None also when there is nothing to end.
+    """
+    if not _current:
+        return None
+    ending = _current.pop()
+    ending.finish()
+    _wait_for_all(ending)
+    result = run_result(ending) if ending.rank == 0 else None
+    if result is not None and ending.config.report is not None:
+        Path(ending.config.report).write_text(json.dumps(result, indent=1) + "\n")
+    ending.memory.close()
+    ending.transport.close()
+    return result
+
+
+def _wait_for_all(ending: Device) -> None:
+    """Sleep until every rank is at its end or dead; the last one wakes the others."""
+    board, engine = ending.board, ending.engine
+    done = board.header[Board.HEADER_DONE : Board.HEADER_DONE + 1].view(np.int32)[:1]
+    engine.log_lock(0)
+    try:
+        board.finished[ending.rank] = 1
+        board.finished[engine.dead_ranks()] = 1
+        if board.finished.all():
+            done[0] = 1
+    finally:
+        engine.log_unlock(0)
+    if done[0]:
+        wake_all(done)
+    else:
+        wait_while(done, 0)
+
+
+def run_result(ending: Device) -> dict[str, Any]:
+    """Return what a finished run was: ranks, virtual time, hash, counters; host facts apart under "host"."""
+    ranks, board, counters = range(ending.num_ranks), ending.board, ending.engine.statistics()
+    streams = [board.digest[r].tobytes() for r in ranks]
+    ending.engine.drain()
+    return {
+        "ranks": ending.num_ranks,
+        "virtual_ps": int(board.end_ps.max()),
+        "trace_sha256": combine_digests(streams, [ending.engine.digest(r) for r in ranks]),
+        "profile": ending.config.profile,
+        "profile_sha256": ending.profile.hash(),
+        "seed": ending.config.seed,
+        "events": counters.events,
+        "bytes_by_class": counters.bytes_by_class.sum(axis=0).tolist(),
+        "busy_ps": counters.busy_ps.max(axis=0).tolist(),
+        "wait_ps": int(counters.wait_ps.sum()),
+        "dead_ranks": ending.engine.dead_ranks(),
+        "host": {
+            "transport": ending.config.transport,
+            "rows": ending.rows.name,
+            "cpu_s": round(float(board.cpu_us.sum()) / 1e6, 3),
+            "entries": counters.entries,
+            "wake_ups": int(counters.wake_ups.sum()),
+            "spilled": int(board.spilled.sum()),
+            "port_record_bytes": RECORD_DTYPE.itemsize,
+        },
+    }

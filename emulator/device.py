@@ -1,0 +1,251 @@
+"""One rank's NPU die: its clock, its memory, its ports, and the calls that use them.
+
+Every call records what it did. Every blocking call is an observation point: when it returns, the rank's
+own heap shows everything delivered up to its clock and nothing later.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emulator.board import Board
+from emulator.config import RunConfig
+from emulator.engine.api import SET, ChainStep, Engine, ExchangeResult
+from emulator.errors import UsageError
+from emulator.memory import Memory, as_bytes
+from emulator.npu import PriceList
+from emulator.profile import Profile
+from emulator.rows import RowKernels
+from emulator.symmetric import SymmetricSpace
+from emulator.topology import Topology
+from emulator.tracing import Op, RankTrace
+from emulator.transport import Area, Bytes, Transport
+
+BARRIER_CHANNEL = 0
+META_BYTES = 32
+
+
+class Device:
+    """What a rank program holds after `emulator.init()`.
+
+    Attributes:
+        config, profile, topology, prices: what the run is made of.
+        transport, engine, memory, board, rows, trace: the parts of the machine; for library code.
+        symmetric: allocation of heap, managed memory, signal words and channels, alike on all ranks.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        profile: Profile,
+        topology: Topology,
+        transport: Transport,
+        engine: Engine,
+        board: Board,
+        rows: RowKernels,
+    ) -> None:
+        self.config, self.profile, self.topology = config, profile, topology
+        self.transport, self.engine, self.board, self.rows = transport, engine, board, rows
+        self.prices = PriceList(profile)
+        self.memory = Memory(transport, engine, board)
+        self.trace = RankTrace(transport.rank, config.trace)
+        self.symmetric = SymmetricSpace(self)
+        self.rank, self.num_ranks = transport.rank, transport.num_ranks
+        self._unquiet = False
+
+    @property
+    def now_ps(self) -> int:
+        """Virtual time of this rank, picoseconds."""
+        return self.engine.now_ps
+
+    # --- time -------------------------------------------------------------------------------------------
+
+    def compute(
+        self,
+        ps: int | None = None,
+        *,
+        flops: int | None = None,
+        bytes: int | None = None,
+        kernel: str = "elementwise",
+        label: int = 0,
+    ) -> None:
+        """Charge priced work. Call it before the real arithmetic: the other ranks go on meanwhile.
+
+        Args:
+            ps: the price itself; or
+            flops, bytes: operations and HBM bytes of one call of `kernel`, priced by the machine profile.
+            label: a small number that names the region in the trace.
+
+        Raises:
+            UsageError: neither or both ways of pricing, negative or unknown values.
+        """
+        if (ps is None) == (flops is None and bytes is None):
+            raise UsageError("compute: give either ps, or flops and bytes of a kernel")
+        price = self.prices.price_ps(kernel, flops or 0, bytes or 0) if ps is None else ps
+        start = self.engine.now_ps
+        self.engine.compute(price, label)
+        self.trace.add(Op.COMPUTE, start, self.engine.now_ps, label)
+
+    def sleep_ps(self, ps: int) -> None:
+        """Let virtual time pass."""
+        start = self.engine.now_ps
+        self.engine.sleep(ps)
+        self.trace.add(Op.SLEEP, start, self.engine.now_ps)
+
+    # --- one-sided movement of heap bytes ---------------------------------------------------------------
+
+    def put(
+        self,
+        target: int,
+        offset: int,
+        data: npt.NDArray[Any],
+        charged_bytes: int,
+        word: int | None = None,
+        op: int = SET,
+        value: int = 0,
+    ) -> None:
+        """Post a put of a C-contiguous array to byte `offset` of the target's heap, then an optional word
+        update.
+
+        Completion: `data` may be reused on return; the target sees the bytes at their delivery.
+        """
+        raw = as_bytes(data)
+        ref = self.memory.stage(target, offset, raw) if raw.size else None
+        start = self.engine.now_ps
+        self.engine.put(target, charged_bytes, ref, word, op, value)
+        self._unquiet = True
+        self.trace.add(Op.PUT, start, self.engine.now_ps, target, charged_bytes, self.rows.checksum(raw))
+
+    def get(self, source: int, offset: int, nbytes: int, charged_bytes: int) -> Bytes:
+        """Fetch bytes of the source's heap as they are when the response leaves; blocks until they are
+        here."""
+        return self.wait_get(self.start_get(source, offset, nbytes, charged_bytes))
+
+    def start_get(self, source: int, offset: int, nbytes: int, charged_bytes: int) -> int:
+        """Post a get; returns the handle for `wait_get`."""
+        start = self.engine.now_ps
+        handle = self.memory.start_get(source, offset, nbytes, charged_bytes)
+        self.trace.add(Op.GET, start, self.engine.now_ps, source, charged_bytes)
+        return handle
+
+    def wait_get(self, handle: int) -> Bytes:
+        """Wait for a get; returns its bytes, uint8."""
+        self._blocking(Op.WAIT_GET, self.engine.wait_get, handle, record=False)
+        data = self.memory.finish_get(handle)
+        self.trace.add(
+            Op.WAIT_GET, self._started, self.engine.now_ps, -1, data.size, self.rows.checksum(data)
+        )
+        return data
+
+    # --- ordering, completion, observation --------------------------------------------------------------
+
+    def fence(self) -> None:
+        """Order my puts to each target; completes nothing."""
+        start = self.engine.now_ps
+        self.engine.fence()
+        self.trace.add(Op.FENCE, start, self.engine.now_ps)
+
+    def quiet(self) -> None:
+        """Wait until every put of mine is acknowledged and every get is in."""
+        self._blocking(Op.QUIET, self.engine.quiet)
+        self._unquiet = False
+
+    def wait(
+        self, conditions: Sequence[tuple[int, int, int]], any_: bool = False, timeout_ps: int | None = None
+    ) -> int:
+        """Wait for (word, comparison, value) conditions on my words; see `Engine.wait`."""
+        return int(self._blocking(Op.WAIT, self.engine.wait, conditions, any_, timeout_ps))
+
+    def test(self, word: int, cmp: int, value: int) -> bool:
+        """Probe a condition; an unsuccessful probe moves my clock to the next tick that may differ."""
+        return bool(self._blocking(Op.TEST, self.engine.test, word, cmp, value))
+
+    def read(self, word: int) -> int:
+        """Value of my word now."""
+        return int(self._blocking(Op.READ, self.engine.read, word))
+
+    def observe(self) -> None:
+        """Make my heap show everything up to now."""
+        self._blocking(Op.OBSERVE, self.engine.observe)
+
+    def atomic(self, target: int, word: int, op: int, value: int, compare: int = 0) -> int:
+        """Atomic on a word of the target; blocks and returns the old value."""
+        return int(self._blocking(Op.ATOMIC, self.engine.atomic, target, word, op, value, compare))
+
+    def exchange(
+        self,
+        channel: int,
+        counts: npt.NDArray[np.int32] | None,
+        row_bytes: int,
+        meta_bytes: int = META_BYTES,
+        pull_start_ps: int = 0,
+        record_ps: int = 0,
+        chain: Sequence[ChainStep] = (),
+        offsets: npt.NDArray[np.int32] | None = None,
+        tag: int = 0,
+    ) -> ExchangeResult:
+        """Take part in the next exchange of a channel; see `Engine.exchange`."""
+        result: ExchangeResult = self._blocking(
+            Op.EXCHANGE, self.engine.exchange,
+            channel, counts, row_bytes, meta_bytes, pull_start_ps, record_ps, chain, offsets, tag,
+        )  # fmt: skip
+        return result
+
+    def exchange_post(
+        self,
+        channel: int,
+        counts: npt.NDArray[np.int32] | None,
+        row_bytes: int,
+        meta_bytes: int = META_BYTES,
+        offsets: npt.NDArray[np.int32] | None = None,
+        tag: int = 0,
+    ) -> None:
+        """Announce only, without blocking; see `Engine.exchange_post`."""
+        start = self.engine.now_ps
+        self.engine.exchange_post(channel, counts, row_bytes, meta_bytes, offsets, tag)
+        self.trace.add(Op.EXCHANGE_POST, start, self.engine.now_ps, channel, row_bytes)
+
+    def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:
+        """Wait for the exchange I announced; see `Engine.exchange_wait`."""
+        result: ExchangeResult = self._blocking(
+            Op.EXCHANGE, self.engine.exchange_wait, channel, pull_start_ps, record_ps
+        )
+        return result
+
+    def barrier(self) -> None:
+        """Complete my puts, then wait for all ranks: a 32-byte record to everyone, and theirs."""
+        if self._unquiet:
+            self.quiet()
+        self.exchange(BARRIER_CHANNEL, None, 0)
+
+    def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any, record: bool = True) -> Any:
+        self._started = self.engine.now_ps
+        self.memory.enter()
+        try:
+            return call(*arguments)
+        finally:
+            self.memory.leave()
+            if record:
+                self.trace.add(op, self._started, self.engine.now_ps)
+
+    # --- own memory -------------------------------------------------------------------------------------
+
+    @property
+    def heap(self) -> Bytes:
+        """My heap, uint8; shows the state at my last observation point."""
+        return self.transport.own(Area.HEAP)
+
+    def finish(self) -> None:
+        """End this rank's part of the run in virtual time; bytes for it are still delivered."""
+        self.trace.add(Op.FINISH, self.engine.now_ps, self.engine.now_ps)
+        self.engine.finish()
+        self.memory.exited()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self.board.digest[self.rank] = np.frombuffer(self.trace.finish(), np.uint8)
+        self.board.end_ps[self.rank] = self.engine.now_ps
+        self.board.cpu_us[self.rank] = int((used.ru_utime + used.ru_stime) * 1e6)

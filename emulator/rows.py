@@ -1,0 +1,335 @@
+"""Rows of dispatch and combine, twice: compiled (`engine/rows.c`) and in NumPy, bit for bit equal.
+
+A row travels as a record `{int32 slot, int32 charge, float32 scale, int32 unused, payload}` in its sender's
+block. The sender groups records by destination; the receiver reads each once, straight from the block, and
+places it by expert slot. `charge` is how many priced rows a row stands for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from emulator.errors import InternalError, UsageError
+
+HEADER_BYTES = 16
+_ODD = 0x9E3779B97F4A7C15
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How rows are written: `hidden` values as float32, or as int8 with a scale; `slots` experts a rank."""
+
+    hidden: int
+    slots: int
+    int8: bool = False
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a record, a multiple of 8."""
+        return HEADER_BYTES + (self.hidden * (1 if self.int8 else 4) + 7) // 8 * 8
+
+
+class Records:
+    """Records of all ranks, a view uint8[num_ranks, capacity, stride]; the first axis may have stride 0."""
+
+    def __init__(self, view: Bytes) -> None:
+        self.view = view
+        self.address: int = view.__array_interface__["data"][0]
+        self.rank_stride: int = view.strides[0]
+        self.capacity: int = view.shape[1]
+        self.stride: int = view.shape[2]
+
+
+class Plan(NamedTuple):
+    """Pairs grouped by destination, stable by physical slot.
+
+    counts, charged, first: int32 [num_ranks], rows for each rank, what they stand for, first record.
+    order: int32 [pairs], the pair (token * topk + k) at each record.
+    """
+
+    counts: Int32
+    charged: Int32
+    first: Int32
+    order: Int32
+
+
+class Received(NamedTuple):
+    """Rows placed by local slot, then source rank, then the source's order.
+
+    rows: float32 [R, hidden]. per_slot, charged_per_slot: int64 [slots]. place: int32 [R], output row of the
+    i-th record, sources ascending.
+    """
+
+    rows: Float32
+    per_slot: Int64
+    charged_per_slot: Int64
+    place: Int32
+
+
+class RowKernels(Protocol):
+    """The operations on rows; see `NumpyRows` for what each means."""
+
+    name: str
+
+    def plan(self, slot_ids: Int64, slots: int, num_ranks: int, topk: int, charge: Int32 | None) -> Plan: ...
+
+    def pack(
+        self,
+        block: Records,
+        form: RowFormat,
+        x: Float32,
+        order: Int32,
+        per_row: int,
+        slot_ids: Int64 | None,
+        charge: Int32 | None,
+    ) -> None: ...
+
+    def unpack(self, records: Records, form: RowFormat, counts: Int32, first: Int32) -> Received: ...
+
+    def combine(
+        self, records: Records, hidden: int, counts: Int32, first: Int32, order: Int32, weights: Float32
+    ) -> Float32: ...
+
+    def checksum(self, data: Bytes) -> int: ...
+
+
+class NumpyRows:
+    """The readable version, and the one in use where there is no compiler."""
+
+    name = "numpy"
+
+    def plan(self, slot_ids: Int64, slots: int, num_ranks: int, topk: int, charge: Int32 | None) -> Plan:
+        """Group pairs by physical slot (rank * slots + local slot).
+
+        Args:
+            slot_ids: int64 [tokens * topk].
+            charge: int32 [tokens], what each row stands for; None for 1.
+
+        Raises:
+            UsageError: a slot does not exist.
+        """
+        bad = np.flatnonzero((slot_ids < 0) | (slot_ids >= slots * num_ranks))
+        if bad.size:
+            raise _no_such_slot(int(bad[0]), slot_ids, slots, num_ranks)
+        order = np.argsort(slot_ids, kind="stable").astype(np.int32)
+        ranks = slot_ids // slots
+        counts = np.bincount(ranks, minlength=num_ranks).astype(np.int32)
+        charged = counts.copy()
+        if charge is not None:
+            np.add.at(charged, ranks, np.repeat(charge, topk) - 1)
+        return Plan(counts, charged, (np.cumsum(counts) - counts).astype(np.int32), order)
+
+    def pack(
+        self,
+        block: Records,
+        form: RowFormat,
+        x: Float32,
+        order: Int32,
+        per_row: int,
+        slot_ids: Int64 | None,
+        charge: Int32 | None,
+    ) -> None:
+        """Write record i of a block (a view of one rank) from row `order[i] // per_row` of x [., hidden]."""
+        records, source = block.view[0, : order.size], order // per_row
+        rows = np.ascontiguousarray(x[source])
+        head = np.zeros((order.size, 4), np.int32)
+        head[:, 0] = 0 if slot_ids is None else slot_ids[order] % form.slots
+        head[:, 1] = 1 if charge is None else charge[source]
+        scale, payload = _quantised(rows) if form.int8 else (np.ones(order.size, np.float32), rows)
+        head[:, 2] = scale.view(np.int32)
+        records[:, :HEADER_BYTES] = head.view(np.uint8)
+        records[:, HEADER_BYTES : HEADER_BYTES + form.hidden * payload.itemsize] = payload.view(np.uint8)
+
+    def unpack(self, records: Records, form: RowFormat, counts: Int32, first: Int32) -> Received:
+        """Read every record meant for this rank: `counts` from each, from its record `first` on.
+
+        Raises:
+            InternalError: a record names a slot this rank does not have.
+        """
+        raw = records.view[_places(counts, first)]
+        head = np.ascontiguousarray(raw[:, :HEADER_BYTES]).view(np.int32)
+        slot, slots = head[:, 0], form.slots
+        if slot.size and (slot.min() < 0 or slot.max() >= slots):
+            raise _foreign_slot(slots)
+        order = np.argsort(slot, kind="stable")
+        place = np.empty(slot.size, np.int32)
+        place[order] = np.arange(slot.size, dtype=np.int32)
+        per_slot = np.bincount(slot, minlength=slots).astype(np.int64)
+        charged = np.zeros(slots, np.int64)
+        np.add.at(charged, slot, head[:, 1])
+        return Received(_payload(raw[order], form.hidden, form.int8), per_slot, charged, place)
+
+    def combine(
+        self, records: Records, hidden: int, counts: Int32, first: Int32, order: Int32, weights: Float32
+    ) -> Float32:
+        """Add up rows: out[t] = w[t, 0] * row(t, 0) + w[t, 1] * row(t, 1) + …, in this order, float32.
+
+        Args:
+            order: pair t * topk + k of each record, ranks ascending.
+            weights: [tokens, topk], float32.
+        """
+        tokens, topk = weights.shape
+        rows = np.empty((tokens * topk, hidden), np.float32)
+        rows[order] = _payload(records.view[_places(counts, first)], hidden, False)
+        rows = rows.reshape(tokens, topk, hidden)
+        out: Float32 = weights[:, 0, None] * rows[:, 0]
+        for k in range(1, topk):
+            out += weights[:, k, None] * rows[:, k]
+        return out
+
+    def checksum(self, data: Bytes) -> int:
+        """Return a position-dependent 64-bit sum of contiguous bytes."""
+        words = np.zeros((data.size + 7) // 8, np.uint64)
+        words.view(np.uint8)[: data.size] = data
+        multiplier = np.arange(words.size, dtype=np.uint64) * np.uint64(2 * _ODD % 2**64) + np.uint64(_ODD)
+        mixed = (words ^ (words >> np.uint64(29))) * multiplier
+        return (int(mixed.sum(dtype=np.uint64)) + data.size * _ODD) % 2**64
+
+
+def _places(counts: Int32, first: Int32) -> tuple[Int64, Int64]:
+    """Rank and record index of every record meant for this rank, ranks ascending."""
+    ranks = np.repeat(np.arange(counts.size), counts)
+    before = np.cumsum(counts) - counts
+    return ranks, (np.arange(ranks.size) - before[ranks] + first[ranks]).astype(np.int64)
+
+
+def _quantised(rows: Float32) -> tuple[Float32, npt.NDArray[np.int8]]:
+    """A scale for each row, and its values in steps of it, rounded half to even."""
+    scale = (np.abs(rows).max(axis=1, initial=0.0) / np.float32(127)).astype(np.float32)
+    safe = np.where(scale == 0, np.float32(1), scale)
+    return scale, np.rint(rows / safe[:, None]).astype(np.int8)
+
+
+def _payload(raw: Bytes, hidden: int, int8: bool) -> Float32:
+    if not int8:
+        return np.ascontiguousarray(raw[:, HEADER_BYTES : HEADER_BYTES + 4 * hidden]).view(np.float32)
+    scale = np.ascontiguousarray(raw[:, 8:12]).view(np.float32)
+    values = np.ascontiguousarray(raw[:, HEADER_BYTES : HEADER_BYTES + hidden]).view(np.int8)
+    out: Float32 = values.astype(np.float32) * scale
+    return out
+
+
+def _no_such_slot(pair: int, slot_ids: Int64, slots: int, num_ranks: int) -> UsageError:
+    return UsageError(
+        f"dispatch: pair {pair} names slot {slot_ids[pair]}; there are {slots * num_ranks} "
+        f"({num_ranks} ranks of {slots})"
+    )
+
+
+def _foreign_slot(slots: int) -> InternalError:
+    return InternalError(f"a record names a slot outside the {slots} of this rank")
+
+
+class CompiledRows:
+    """The compiled version of `NumpyRows`."""
+
+    name = "c"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._lib = library
+        p, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+        signatures: dict[str, tuple[Any, list[Any]]] = {
+            "rows_plan": (i64, [p, i64, i32, i32, p, i32, p, p, p, p, p]),
+            "rows_pack": (None, [p, i64, p, i64, p, i64, i32, p, i32, p, i32]),
+            "rows_unpack": (i64, [p, i64, i64, i32, p, p, i32, i64, i32, p, p, p, p]),
+            "rows_combine": (None, [p, i64, i64, i32, p, p, p, i64, i32, i64, p, p, p]),
+            "rows_checksum": (ctypes.c_uint64, [p, i64]),
+        }
+        for name, (result, arguments) in signatures.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+
+    def plan(self, slot_ids: Int64, slots: int, num_ranks: int, topk: int, charge: Int32 | None) -> Plan:
+        """See `NumpyRows.plan`."""
+        n, pairs = num_ranks, slot_ids.size
+        out = np.empty(3 * n + pairs + slots * n, np.int32)
+        at = _address(out)
+        bad = self._lib.rows_plan(
+            _address(slot_ids), pairs, slots, n, _optional(charge), topk,
+            at, at + 4 * n, at + 8 * n, at + 12 * n, at + 12 * n + 4 * pairs,
+        )  # fmt: skip
+        if bad:
+            raise _no_such_slot(bad - 1, slot_ids, slots, n)
+        return Plan(out[:n], out[n : 2 * n], out[2 * n : 3 * n], out[3 * n : 3 * n + pairs])
+
+    def pack(
+        self,
+        block: Records,
+        form: RowFormat,
+        x: Float32,
+        order: Int32,
+        per_row: int,
+        slot_ids: Int64 | None,
+        charge: Int32 | None,
+    ) -> None:
+        """See `NumpyRows.pack`."""
+        self._lib.rows_pack(
+            block.address, block.stride, _address(x), form.hidden, _address(order), order.size, per_row,
+            _optional(slot_ids), form.slots, _optional(charge), form.int8,
+        )  # fmt: skip
+
+    def unpack(self, records: Records, form: RowFormat, counts: Int32, first: Int32) -> Received:
+        """See `NumpyRows.unpack`."""
+        total = int(counts.sum())
+        rows, place = np.empty((total, form.hidden), np.float32), np.empty(total, np.int32)
+        slots = np.empty((2, form.slots), np.int64)
+        done = self._lib.rows_unpack(
+            records.address, records.rank_stride, records.stride, counts.size, _address(counts),
+            _address(first), form.slots, form.hidden, form.int8, _address(rows), _address(slots[0]),
+            _address(slots[1]), _address(place),
+        )  # fmt: skip
+        if done != total:
+            raise _foreign_slot(form.slots)
+        return Received(rows, slots[0], slots[1], place)
+
+    def combine(
+        self, records: Records, hidden: int, counts: Int32, first: Int32, order: Int32, weights: Float32
+    ) -> Float32:
+        """See `NumpyRows.combine`."""
+        tokens, topk = weights.shape
+        out, scratch = np.empty((tokens, hidden), np.float32), np.empty(tokens * topk, np.uintp)
+        self._lib.rows_combine(
+            records.address, records.rank_stride, records.stride, counts.size, _address(counts),
+            _address(first), _address(order), tokens, topk, hidden, _address(weights), _address(out),
+            _address(scratch),
+        )  # fmt: skip
+        return out
+
+    def checksum(self, data: Bytes) -> int:
+        """See `NumpyRows.checksum`."""
+        return int(self._lib.rows_checksum(_address(data), data.size))
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    if not array.flags.c_contiguous:
+        raise InternalError("row kernels need contiguous arrays")
+    return int(array.__array_interface__["data"][0])
+
+
+def _optional(array: npt.NDArray[Any] | None) -> int | None:
+    return None if array is None else _address(array)
+
+
+def load_rows(kind: str = "auto") -> RowKernels:
+    """Return the row kernels: "c", "python", or "auto" for the compiled ones where they were built.
+
+    Raises:
+        UsageError: "c" was asked for and is not built.
+    """
+    built = sorted(glob.glob(os.path.join(os.path.dirname(__file__), "engine", "_rows*.so")))
+    if kind == "python" or (kind == "auto" and not built):
+        return NumpyRows()
+    if not built:
+        raise UsageError("engine 'c': the compiled core is not built here; use engine 'python' or 'auto'")
+    return CompiledRows(ctypes.CDLL(built[0]))

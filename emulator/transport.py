@@ -1,0 +1,224 @@
+"""The machine's memory: the only module that touches MPI.
+
+Opened once at start-up; the window creations here, their epoch and one barrier are the only MPI
+collectives of a run.
+
+    shared window (Allocate_shared, held by rank 0, mapped by all)
+    | control: engine block, board | heap of 0 … n-1 | managed of 0 … n-1 | staging of 0 … n-1 |
+    data window of each rank (Allocate): under rma the areas are here instead
+    | heap | managed | staging |
+
+Areas lie side by side rather than ranks, so that the few pages really used of one area share page tables:
+at 384 ranks one table per peer and process would cost 590 MB.
+
+Under `shared` a movement is a plain store or load in the mapped window. Under `rma` every movement
+between ranks is a `Put` or `Get` with a `Flush` in one passive epoch; only a rank's own memory is touched
+directly (unified memory model).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emulator.errors import InternalError, UsageError
+
+Bytes = npt.NDArray[np.uint8]
+PAGE = 4096
+_DEFAULT_SLACK_NS = 50_000
+_PR_SET_TIMERSLACK = 29
+
+
+class Area(enum.IntEnum):
+    """Where bytes lie in a rank: final data, exchange blocks, staged data."""
+
+    HEAP = 0
+    MANAGED = 1
+    STAGING = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of each area of a rank and of the control block of the pod; multiples of a page."""
+
+    heap: int
+    managed: int
+    staging: int
+    control: int
+
+    @property
+    def per_rank(self) -> int:
+        return self.heap + self.managed + self.staging
+
+    def of(self, area: Area) -> int:
+        return (self.heap, self.managed, self.staging)[area]
+
+    def base(self, area: Area) -> int:
+        """Offset of the area in a rank's own memory."""
+        return (0, self.heap, self.heap + self.managed)[area]
+
+
+class Transport:
+    """One rank's access to the memory of all.
+
+    Attributes:
+        rank, num_ranks: this process and the size of the pod.
+        kind: "shared" or "rma".
+        control: uint8 view of the control block all ranks map.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._mpi = _start_mpi()
+        self._comm = self._mpi.COMM_WORLD
+        self.rank: int = self._comm.Get_rank()
+        self.num_ranks: int = self._comm.Get_size()
+        self._windows: list[Any] = []
+        self._closed = False
+
+    def allocate(self, sizes: Sizes) -> None:
+        """Create the windows and map them.
+
+        Raises:
+            UsageError: `/dev/shm` has no room for the areas of all ranks.
+        """
+        self.sizes = sizes
+        mapped = sizes.control + (self.num_ranks * sizes.per_rank if self.kind == "shared" else 0)
+        if self.rank == 0:
+            _check_room(sizes.control + self.num_ranks * sizes.per_rank, self.num_ranks, sizes)
+        memory = self._allocate_shared(mapped)
+        self.control: Bytes = memory[: sizes.control]
+        self._areas: list[Bytes] = []
+        if self.kind == "shared":
+            self._map_shared(memory)
+        else:
+            self._map_private()
+
+    def _allocate_shared(self, nbytes: int) -> Bytes:
+        window = self._mpi.Win.Allocate_shared(nbytes if self.rank == 0 else 0, 1, comm=self._comm)
+        window.Lock_all(self._mpi.MODE_NOCHECK)
+        self._windows.append(window)
+        memory, _ = window.Shared_query(0)
+        return np.frombuffer(memory, dtype=np.uint8)[:nbytes]
+
+    def _map_shared(self, memory: Bytes) -> None:
+        start = self.sizes.control
+        for area in Area:
+            stop = start + self.num_ranks * self.sizes.of(area)
+            self._areas.append(memory[start:stop].reshape(self.num_ranks, -1))
+            start = stop
+
+    def _map_private(self) -> None:
+        window = self._mpi.Win.Allocate(self.sizes.per_rank, 1, comm=self._comm)
+        window.Lock_all(self._mpi.MODE_NOCHECK)
+        self._windows.append(window)
+        memory = np.frombuffer(window.tomemory(), dtype=np.uint8)
+        for area in Area:
+            base = self.sizes.base(area)
+            self._areas.append(memory[base : base + self.sizes.of(area)].reshape(1, -1))
+
+    def synchronise(self) -> None:
+        """Wait for all ranks by MPI. Only at start-up, before the engine runs."""
+        self._comm.Barrier()
+
+    # --- movement ---------------------------------------------------------------------------------------
+
+    def own(self, area: Area) -> Bytes:
+        """This rank's own area, uint8[size]."""
+        memory: Bytes = self._areas[area][self.rank if self.kind == "shared" else 0]
+        return memory
+
+    def mapped(self, area: Area) -> Bytes:
+        """The area of all ranks, uint8[num_ranks, size]; only under `shared`."""
+        if self.kind != "shared":
+            raise InternalError("the rma transport maps no remote memory")
+        return self._areas[area]
+
+    def write(self, target: int, area: Area, offset: int, data: Bytes) -> None:
+        """Store `data` in the target's area; it is there on return."""
+        if data.size == 0:
+            return
+        if self.kind == "shared":
+            self._areas[area][target, offset : offset + data.size] = data
+        elif target == self.rank:
+            self._areas[area][0, offset : offset + data.size] = data
+        else:
+            window = self._windows[-1]
+            window.Put(
+                [data, self._mpi.BYTE], target, [self.sizes.base(area) + offset, data.size, self._mpi.BYTE]
+            )
+            window.Flush(target)
+
+    def read(self, target: int, area: Area, offset: int, out: Bytes) -> None:
+        """Load `out.size` bytes of the target's area into `out`; they are there on return."""
+        if out.size == 0:
+            return
+        if self.kind == "shared":
+            out[:] = self._areas[area][target, offset : offset + out.size]
+        elif target == self.rank:
+            out[:] = self._areas[area][0, offset : offset + out.size]
+        else:
+            self.start_read(target, area, offset, out)
+            self._windows[-1].Flush(target)
+
+    def publish(self) -> None:
+        """Make plain stores to my own memory visible to remote loads."""
+        if self.kind == "rma":
+            self._windows[-1].Sync()
+
+    def start_read(self, target: int, area: Area, offset: int, out: Bytes) -> None:
+        """Start a load under `rma`; complete after `flush_reads`."""
+        where = [self.sizes.base(area) + offset, out.size, self._mpi.BYTE]
+        self._windows[-1].Get([out, self._mpi.BYTE], target, where)
+
+    def flush_reads(self) -> None:
+        """Complete every load started by `start_read`."""
+        self._windows[-1].Flush_all()
+
+    # --- host scheduling and the end --------------------------------------------------------------------
+
+    def settle_scheduling(self) -> None:
+        """Leave start-up: default timer slack, batch scheduling (a woken rank does not preempt its waker)."""
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _DEFAULT_SLACK_NS, 0, 0, 0)
+        if hasattr(os, "SCHED_BATCH"):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+    def close(self) -> None:
+        """Free the windows and finalise MPI. Every rank must have passed the last wait of the engine."""
+        if self._closed:
+            return
+        self._closed = True
+        for window in self._windows:
+            window.Unlock_all()
+        self._mpi.Finalize()
+
+
+def _start_mpi() -> Any:
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SINGLE)
+    return MPI
+
+
+def _check_room(needed: int, num_ranks: int, sizes: Sizes) -> None:
+    """Compare the nominal size of all areas with the room in `/dev/shm` (a full one would kill ranks by
+    SIGBUS)."""
+    status = os.statvfs("/dev/shm")
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        each = f"{sizes.heap >> 10} KiB heap + {sizes.managed >> 10} managed + {sizes.staging >> 10} staging"
+        raise UsageError(
+            f"/dev/shm has {free >> 20} MiB free but {num_ranks} ranks need {needed >> 20} MiB ({each} each, "
+            f"{sizes.control >> 10} KiB control); lower heap_bytes, managed_bytes or staging_bytes"
+        )

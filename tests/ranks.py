@@ -1,0 +1,144 @@
+"""Run a rank program on n real processes: what multi-rank tests share.
+
+    result = run_ranks(4, '''
+        import emulator
+        device = emulator.init()
+        report(now_ps=device.now_ps)
+    ''', transport="rma")
+    assert result.reports[0]["now_ps"] == 0 and result.result["ranks"] == 4
+
+The program is text (or a path); `report(**values)` in it hands JSON values back, one dict a rank, the
+later call winning. `result.result` is the run's own result, with `trace_sha256`. The launcher is "fork"
+(`superpod run`), "rank" (`mpirun superpod-rank`) or "plain" (`mpirun python`); "auto" takes the fork
+server where it works.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+MPIRUN = "mpirun --oversubscribe --mca osc ^ucx --mca pml ob1 --mca btl self,sm".split()
+PRELUDE = """
+import json as _json, os as _os
+def report(**values):
+    rank = _os.environ["OMPI_COMM_WORLD_RANK"]
+    with open(_os.path.join(_os.environ["RANKS_OUT"], rank + ".json"), "w") as file:
+        _json.dump(values, file)
+"""
+
+
+@dataclass
+class Ran:
+    """How a run ended: exit code, output, what the ranks reported (by rank), the run's result (None
+    without)."""
+
+    code: int
+    stdout: str
+    stderr: str
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    result: dict[str, Any] | None = None
+
+    @property
+    def sha(self) -> str:
+        assert self.result is not None, self.stderr
+        return str(self.result["trace_sha256"])
+
+
+def run_ranks(
+    num_ranks: int,
+    program: str | Path,
+    *,
+    launcher: str = "auto",
+    timeout_s: float = 90,
+    check: bool = True,
+    args: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+    **config: Any,
+) -> Ran:
+    """Run `program` on `num_ranks` ranks; `config` goes into SUPERPOD_CONFIG. With `check`, failure is an
+    error."""
+    with tempfile.TemporaryDirectory(prefix="superpod-test-") as folder:
+        path = _program_file(program, Path(folder))
+        result = Path(folder) / "result.json"
+        given = {"report": str(result), **config}
+        environ = {**os.environ, **(env or {}), "RANKS_OUT": folder, "SUPERPOD_CONFIG": json.dumps(given)}
+        environ["PATH"] = f"{BIN}:{environ['PATH']}"
+        environ["PYTHONPATH"] = f"{ROOT}:{environ.get('PYTHONPATH', '')}"
+        command = _command(_launcher(launcher), num_ranks, path, args)
+        ran = _run(command, environ, timeout_s)
+        reports = {int(p.stem): json.loads(p.read_text()) for p in Path(folder).glob("[0-9]*.json")}
+        ran.reports = dict(sorted(reports.items()))
+        if result.exists():
+            ran.result = json.loads(result.read_text())
+    if check and ran.code:
+        raise AssertionError(f"{' '.join(command)} ended with {ran.code}\n{ran.stdout}\n{ran.stderr}")
+    return ran
+
+
+def _program_file(program: str | Path, folder: Path) -> Path:
+    if isinstance(program, Path):
+        return program
+    path = folder / "program.py"
+    path.write_text(PRELUDE + textwrap.dedent(program))
+    return path
+
+
+def _launcher(name: str) -> str:
+    return ("fork" if fork_server_works() else "plain") if name == "auto" else name
+
+
+def _command(launcher: str, num_ranks: int, path: Path, args: tuple[str, ...]) -> list[str]:
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    mpirun = [*MPIRUN[:1], *root, *MPIRUN[1:], "-n", str(num_ranks)]
+    if launcher == "plain":
+        return [*mpirun, sys.executable, str(path), *args]
+    if launcher == "rank":
+        return [*mpirun, "superpod-rank", str(path), *args]
+    return ["superpod", "run", "-n", str(num_ranks), str(path), *args]
+
+
+def _run(command: list[str], environ: dict[str, str], timeout_s: float) -> Ran:
+    process = subprocess.Popen(
+        command,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{' '.join(command)} did not end in {timeout_s} s\n{out}\n{err}") from None
+    return Ran(process.returncode, out, err)
+
+
+@functools.cache
+def fork_server_works() -> bool:
+    """Whether `superpod run` starts ranks here."""
+    if shutil.which("superpod", path=f"{BIN}:{os.environ['PATH']}") is None:
+        return False
+    with tempfile.TemporaryDirectory(prefix="superpod-test-") as folder:
+        path = Path(folder) / "hello.py"
+        path.write_text("print('hello')\n")
+        environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+        try:
+            ran = _run(["superpod", "run", "-n", "1", str(path)], environ, 60)
+        except AssertionError:
+            return False
+    return ran.code == 0 and "hello" in ran.stdout

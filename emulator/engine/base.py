@@ -353,7 +353,7 @@ class BaseEngine:
                 f"rank {culprit} died inside the engine; its state is half changed", [culprit]
             )
         waiters = self._waiters()
-        text = "; ".join(describe(w) for w in waiters) or "nobody is blocked"
+        text = describe(waiters)
         dead = self.dead_ranks()
         if code == FATAL_LOST or (code == FATAL_DEADLOCK and dead):
             raise RankLostError(f"lost: ranks {dead}. Blocked: {text}", dead, waiters=tuple(waiters))
@@ -456,11 +456,33 @@ def wrap(value: int) -> int:
     return (int(value) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def describe(waiter: Waiter) -> str:
-    """One blocked rank in words."""
-    for_whom = waiter["waits_for"]
-    missing = f", ranks {for_whom} have not come" if for_whom else ""
-    return f"rank {waiter['rank']} in {waiter['operation']}{waiter['detail']} since {waiter['since_ps']} ps{missing}"
+def describe(waiters: Sequence[Waiter], most: int = 12) -> str:
+    """Blocked ranks in words, those in the same wait together, at most `most` groups."""
+    groups: dict[tuple[str, str, str], list[Waiter]] = {}
+    for w in waiters:
+        missing = f", not come: {ranges(w['waits_for'])}" if w["waits_for"] else ""
+        groups.setdefault((w["operation"], w["detail"], missing), []).append(w)
+    parts = []
+    for (operation, detail, missing), members in list(groups.items())[:most]:
+        since = sorted(w["since_ps"] for w in members)
+        span = f"{since[0]} ps" if since[0] == since[-1] else f"{since[0]} to {since[-1]} ps"
+        parts.append(f"{ranges([w['rank'] for w in members])} in {operation}{detail} since {span}{missing}")
+    if len(groups) > most:
+        parts.append(f"and {len(groups) - most} other waits")
+    return "; ".join(parts) or "nobody is blocked"
+
+
+def ranges(ranks: Sequence[int], most: int = 8) -> str:
+    """Ranks in words: 'rank 3', 'ranks 0-5, 9'."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:most])
+    more = f" and {sum(b - a + 1 for a, b in runs[most:])} more" if len(runs) > most else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}{more}"
 
 
 def make_waiter(

@@ -117,9 +117,10 @@ int sp_create(core_t *c, const i64 *cfg)
     sp_init_mutex(&c->lock);
     c->owner = -1;
     fill_paths(c);
-    for (i64 i = 0; i < 2 * c->half; i++) {
+    i32 *winners = AT(c, i32, c->winners);
+    for (i64 i = 2 * c->half - 1; i > 0; i--) {
         AT(c, i64, c->bounds)[i] = INF;
-        AT(c, i32, c->winners)[i] = (i32)(i >= c->half ? i - c->half : 0);
+        winners[i] = i >= c->half ? (i32)(i - c->half) : winners[2 * i];
     }
     for (i64 i = 0; i < c->half; i++) AT(c, i64, c->head_t)[i] = AT(c, i64, c->head_key)[i] = INF;
     for (i64 s = 0; s < 2 * c->cfg.channels; s++)

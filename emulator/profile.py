@@ -8,7 +8,6 @@ labelled `override`, so a report never passes off a changed number as a publishe
 
 import difflib
 import hashlib
-import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -161,7 +160,7 @@ def check_value(where: str, key: str, entry: Entry, spec: KeySpec) -> None:
     if entry.unit != spec.unit:
         known = "" if entry.unit in UNITS else "unknown "
         raise UsageError(f"{where}: {key}: {known}unit {entry.unit!r}; it must be {spec.unit!r}")
-    if not math.isfinite(entry.value) or not spec.low <= entry.value <= spec.high:
+    if not spec.low <= entry.value <= spec.high:  # nan is never inside
         raise UsageError(
             f"{where}: {key} = {entry.value} {entry.unit} is absurd; "
             f"it must lie between {spec.low:g} and {spec.high:g} {spec.unit}"

@@ -55,6 +55,15 @@ def test_kernel_shares(r1: PricedModel) -> None:
         assert share == pytest.approx(published, abs=1.5), name
 
 
+def test_an_mtp_layer_is_a_moe_layer_with_a_head_and_a_projection(r1: PricedModel) -> None:
+    case = DecodeCase()
+    extra = sum(decode_kernels(r1, case).values()) - sum(decode_kernels(r1, DecodeCase(mtp=False)).values())
+    attention = r1.layer_kernels(np.full(60, 3072), queries=2)
+    parts = [*attention.values(), *exchange_ps(r1, case).values()]
+    parts += [r1.router_ps(120), r1.experts_ps([540, 540]), r1.head_ps(120), r1.mtp_projection_ps(120)]
+    assert extra == sum(parts)
+
+
 def test_exchanges_in_situ(r1: PricedModel) -> None:
     for name, ps in exchange_ps(r1, DecodeCase()).items():
         assert ps / US == pytest.approx(PUBLISHED_EXCHANGE_US[name], rel=0.05), name

@@ -53,6 +53,7 @@ class BlockPair:
     def __init__(self, device: Device, block: Block, base: int, channel: int) -> None:
         self._device, self._block, self._base, self.channel = device, block, base, channel
         self._event = 0
+        self.posted_ps = 0
         own = device.transport.own(Area.MANAGED)
         self._own = [Records(self._cut(own[None])[p]) for p in (0, 1)]
         self._all: list[Records] = []
@@ -80,7 +81,7 @@ class BlockPair:
     ) -> ExchangeResult:
         """Announce my block of this event (None: no rows), wait for all records, pay for my pulls."""
         self._device.transport.publish()
-        event = self.skip()
+        event, self.posted_ps = self.skip(), self._device.now_ps
         return self._device.exchange(
             self.channel, None if plan is None else plan.charged, costs.row_bytes, costs.meta_bytes,
             costs.pull_start_ps, costs.record_ps, chain, self._fields(plan), event,
@@ -89,7 +90,7 @@ class BlockPair:
     def post(self, plan: Plan, costs: OperationCosts) -> None:
         """Announce only."""
         self._device.transport.publish()
-        event = self.skip()
+        event, self.posted_ps = self.skip(), self._device.now_ps
         self._device.exchange_post(
             self.channel, plan.charged, costs.row_bytes, costs.meta_bytes, self._fields(plan), event
         )

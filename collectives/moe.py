@@ -117,8 +117,18 @@ class Pending:
     weights: Float32 | None = None
 
 
+class Timing(NamedTuple):
+    """Virtual times of the last operation: records posted, all n records in, last row in."""
+
+    posted_ps: int
+    records_ps: int
+    end_ps: int
+
+
 class ExpertExchange:
     """Dispatch and combine between all ranks, each holding `slots` physical experts.
+
+    After each operation `timing` tells when its stages were over.
 
     Args:
         device: this rank.
@@ -166,6 +176,7 @@ class ExpertExchange:
         self._hook = host_hook or (lambda step: None)
         self._dispatch_costs = dispatch_costs or EpCosts(hidden + 4 if quant else 4 * hidden)
         self._combine_costs = combine_costs or EpCosts(4 * hidden)
+        self.timing = Timing(0, 0, 0)
         self._carve(micro_batches)
 
     def _carve(self, micro_batches: int) -> None:
@@ -248,7 +259,7 @@ class ExpertExchange:
         self._hook("pull")
         records, counts, first = pair.pull(result)
         got = self.device.rows.unpack(records, self._out_form, counts, first)
-        self._record(pair.channel, got.rows)
+        self._record(pair, result, got.rows)
         return Handle(
             got.rows, got.per_slot, got.charged_per_slot, self._out.index(pair), tokens, plan, counts,
             result.counts, got.place,
@@ -265,7 +276,7 @@ class ExpertExchange:
         Args:
             handle: of the dispatch.
             y: float32 [R, hidden], outputs in the order of `handle.rows`.
-            weights: float32 [T, topk].
+            weights: float32 [T, topk]; not looked at when T is 0.
             costs: of this call.
 
         Returns:
@@ -298,7 +309,8 @@ class ExpertExchange:
     ) -> tuple[BlockPair, Plan, OperationCosts]:
         pair, costs = self._pair(self._back, handle.micro_batch), costs or self._combine_costs
         _check_array("combine: y", y, (handle.rows.shape[0], self.hidden))
-        _check_array("combine: weights", weights, (handle.tokens, self.topk))
+        if handle.tokens:
+            _check_array("combine: weights", weights, (handle.tokens, self.topk))
         if y.shape[0] > self.max_rows:
             raise UsageError(
                 f"combine: rank {self.device.rank} holds {y.shape[0]} rows, "
@@ -316,8 +328,10 @@ class ExpertExchange:
         records, counts, first = pair.pull(result)
         if not np.array_equal(counts, handle.sent.counts):
             raise InternalError(f"combine: rank {self.device.rank} got back other rows than it dispatched")
+        if not handle.tokens:
+            weights = np.empty((0, self.topk), np.float32)
         out = self.device.rows.combine(records, self.hidden, counts, first, handle.sent.order, weights)
-        self._record(pair.channel, out)
+        self._record(pair, result, out)
         return out
 
     # --- idle -------------------------------------------------------------------------------------------
@@ -384,8 +398,9 @@ class ExpertExchange:
             raise UsageError(f"dispatch: charge must be int32 [{tokens}] of at least 1, got {charge!r}")
         return x, np.ascontiguousarray(slot_ids).reshape(-1)
 
-    def _record(self, channel: int, rows: Float32) -> None:
-        raw, now = as_bytes(rows), self.device.now_ps
+    def _record(self, pair: BlockPair, result: ExchangeResult, rows: Float32) -> None:
+        raw, now, channel = as_bytes(rows), self.device.now_ps, pair.channel
+        self.timing = Timing(pair.posted_ps, result.records_ps, now)
         self.device.trace.add(Op.ROWS, now, now, channel, raw.size, self.device.rows.checksum(raw))
 
 

@@ -6,6 +6,9 @@
  *
  * A place is (rank, record): the record's address is base + rank * rank_stride + (first[rank] + i) * stride.
  */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3") /* vectorise the row loops whatever the build says */
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -63,8 +63,8 @@ def test_conversions_are_exact_integers(profile: Profile) -> None:
     assert profile.per_s("ub.read_inter_gb_per_s") == 164 * 10**9
     assert profile.per_s("die.int8_tops") == 752 * 10**12
     assert profile.num_bytes("die.hbm_gb") == 64 * 10**9
-    # The float product is 2299999.9999999995.
-    assert load_profile(overrides={"ub.latency_inter_us": "2.3"}).ps("ub.latency_inter_us") == 2_300_000
+    # As floats 1.001 x 1e6 is 1000999.9999999999.
+    assert load_profile(overrides={"ub.latency_inter_us": "1.001"}).ps("ub.latency_inter_us") == 1_001_000
 
 
 def test_conversion_to_the_wrong_kind_is_refused(profile: Profile) -> None:

@@ -1,0 +1,73 @@
+"""The `superpod` command: its subcommands, and how errors are told.
+
+Whatever the caller did wrong is one line on stderr and exit code 2, whether the parser or the program
+noticed.
+"""
+
+import sys
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+
+from emulator.errors import SuperpodError, UsageError
+from launch import cmd_doctor, cmd_make_checkpoint, cmd_replay, cmd_run, cmd_trace
+
+USAGE_EXIT = 2
+
+# Newer typer carries its own copy of click, so the classes are taken from what typer exports.
+_ParserError: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="superpod",
+    help="An AI SuperPod you can run on one small machine: one real process per NPU die.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"superpod {metadata.version('superpod')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _module in (cmd_run, cmd_replay, cmd_doctor, cmd_trace, cmd_make_checkpoint):
+    _module.register(app)
+
+
+def _complain(text: str) -> int:
+    print(f"superpod: error: {' '.join(text.split())}", file=sys.stderr)
+    return USAGE_EXIT
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command. Returns the exit code; the console script passes it to `sys.exit`."""
+    try:
+        code = app(args=argv, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except UsageError as e:
+        return _complain(str(e))
+    except _ParserError as e:
+        context = getattr(e, "ctx", None)
+        where = f" (see {context.command_path} --help)" if context else ""
+        return _complain(e.format_message() + where)
+    except typer.Abort:
+        return 130
+    except SuperpodError as e:
+        print(f"superpod: {type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""`superpod run`: start a program on N ranks of one pod."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from emulator.errors import UsageError
+from launch import run
+
+
+def parse_set(pairs: list[str]) -> dict[str, str]:
+    """Turn `key=value` words into a mapping. Raises UsageError for a word without `=` or a key twice."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key or not value:
+            raise UsageError(f"--set {pair}: write key=value, e.g. --set ub.latency_inter_us=4")
+        if key in found:
+            raise UsageError(f"--set {pair}: {key} is set twice")
+        found[key] = value
+    return found
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`. Raises UsageError that lists them."""
+    if value not in choices:
+        raise UsageError(f"{option} {value}: choose one of {', '.join(choices)}")
+    return value
+
+
+def check_clock(value: str) -> None:
+    """Accept the virtual clock. Raises UsageError for the wall clock, which is not built yet, and for
+    anything else."""
+    if value == "wall":
+        raise UsageError("--clock wall is not built yet: use --clock virtual")
+    check_choice("--clock", value, ("virtual",))
+
+
+def check_pod(num_ranks: int, pod: str, overrides: dict[str, str]) -> None:
+    """Check profile, overrides and size. Raises UsageError: unknown profile or key, or more ranks than the
+    pod has."""
+    from emulator.profile import load_profile
+
+    profile = load_profile(pod, overrides)
+    dies = 1
+    for key in ("pod.nodes", "pod.chips_per_node", "pod.dies_per_chip"):
+        dies *= int(profile.value(key))
+    if num_ranks > dies:
+        raise UsageError(f"-n {num_ranks}: pod {pod} has {dies} dies, one rank each")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("run", context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run_command)
+
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a profile value.")
+]
+
+
+def run_command(
+    program: Annotated[
+        list[str], typer.Argument(metavar="PROGRAM ARGS…", help="app.py …, or -- -m module …")
+    ],
+    num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies) to start.")],
+    pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
+    transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
+    overrides: Overrides = None,
+    clock: Annotated[str, typer.Option(help="Only virtual so far.")] = "virtual",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Survivors outlive a rank.")] = False,
+    trace_out: Annotated[Path | None, typer.Option(help="Write a Perfetto/Chrome trace here.")] = None,
+    accelerate: Annotated[bool, typer.Option(help="Answer the start's look-ups from shared memory.")] = True,
+    progress: Annotated[bool, typer.Option("--progress", help="Show progress on any stderr.")] = False,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write how the run went here.")] = None,
+) -> int:
+    """Start a program on N ranks: forked torch processes under a real mpirun.
+
+    It behaves as under a plain mpirun: input, output, exit code, Ctrl-C.
+    """
+    check_clock(clock)
+    check_choice("--transport", transport, ("shared", "rma"))
+    settings = parse_set(overrides or [])
+    check_pod(num_ranks, pod, settings)
+    config: dict[str, Any] = {"profile": pod, "set": settings, "transport": transport, "seed": seed}
+    result = run.run_job(
+        num_ranks,
+        program,
+        config | {"keep_going": keep_going},
+        keep_going=keep_going,
+        accelerate=accelerate,
+        progress=progress,
+        measure_memory=json_out is not None,
+        started_s=run.command_start_s(),
+    )
+    if json_out is not None:
+        json_out.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+    return result.exit_code

@@ -1,0 +1,408 @@
+"""The fork server: one process per host that has torch, numpy and mpi4py imported and from which ranks are
+forked.
+
+    python -P -m launch.forkserver --listen-fd FD --path SOCKET [--lock FILE] [--owner-fd FD --shm DIR]
+
+It accepts stubs (wire.py), forks a template per job (template.py), and cleans up after each job. Two ways
+of life:
+
+* owned (`superpod run`): `--owner-fd` is a socket to the command. Status goes up it as JSON lines; when it
+  closes, however the command ended, every rank is killed, the run's directories are removed and the server
+  ends;
+* shared (a user's own mpirun): started by the first stub on the host, it serves any number of jobs and
+  leaves when idle. A server whose code has changed on disk hands its socket to a fresh successor before the
+  next job.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from launch import board, osproc, paths, wire
+from launch.jobtable import JobTable
+from launch.template import MAX_MESSAGE, Template, hand_down
+
+OWN_PACKAGES = ("emulator", "memsem", "collectives", "serving")
+_IDLE_S = 60.0
+_STATUS_EVERY_S = 0.1
+_HELLO_TIMEOUT_S = 10.0
+
+
+@dataclass
+class _Job:
+    namespace: str
+    template: int
+    channel: socket.socket
+    missing: int
+    table: JobTable
+    shm: Path
+    session: str
+
+
+class Server:
+    """The accept loop and the jobs it serves; see the module's text for the two ways of life."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.listener: socket.socket | None = socket.socket(fileno=args.listen_fd)
+        self.listener.set_inheritable(False)
+        self.listener.setblocking(False)
+        self.path = Path(args.path)
+        self.lock = args.lock
+        self.owner = socket.socket(fileno=args.owner_fd) if args.owner_fd is not None else None
+        self.shm = args.shm
+        self.idle_s = float(os.environ.get("SUPERPOD_IDLE_S", _IDLE_S))
+        self.jobs: dict[str, _Job] = {}  # that still gather stubs, by namespace
+        self.templates: dict[int, _Job] = {}
+        self.fingerprint = _fingerprint()
+        self.sent = ""
+        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector = selectors.DefaultSelector()
+        for f in (self.listener, self.owner, self.wake_r):
+            if f is not None:
+                self.selector.register(f, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Serve until the owner is gone, or nothing is left to do."""
+        idle_since = time.monotonic()
+        while True:
+            busy = bool(self.templates)
+            for key, _ in self.selector.select(_STATUS_EVERY_S if busy and self.owner else 1.0):
+                if key.fileobj is self.listener:
+                    self._accept()
+                elif key.fileobj is self.owner:
+                    if not self._hear_owner():
+                        return self._shut_down()
+                else:
+                    self._reap()
+            self._report()
+            if busy or self.templates or self.owner:
+                idle_since = time.monotonic()
+            if self.listener is None and not self.templates:
+                return None
+            if time.monotonic() - idle_since > self.idle_s and self._leave():
+                return None
+
+    # -- stubs --
+
+    def _accept(self) -> None:
+        assert self.listener is not None
+        try:
+            stub, _ = self.listener.accept()
+        except BlockingIOError:
+            return
+        if not self.jobs and self.owner is None and _fingerprint() != self.fingerprint:
+            self._hand_over(stub)
+            return
+        self.take(stub)
+
+    def take(self, stub: socket.socket) -> None:
+        """Read what an accepted stub sends and give it to its job's template."""
+        stub.settimeout(_HELLO_TIMEOUT_S)
+        with contextlib.suppress(wire.WireError, OSError):  # a stub that dies on its way is mpirun's affair
+            message, files = wire.receive_hello(stub)
+            stub.settimeout(None)
+            try:
+                self._route(message, stub, files)
+            finally:
+                for f in files:
+                    os.close(f)
+        stub.close()
+
+    def _route(self, message: bytes, stub: socket.socket, files: list[int]) -> None:
+        hello = wire.parse_hello(message)
+        namespace = hello.get("PMIX_NAMESPACE", f"single-{stub.fileno()}-{time.monotonic_ns()}")
+        job = self.jobs.get(namespace) or self._start_job(namespace, hello, [stub.fileno(), *files])
+        try:
+            hand_down(job.channel, message, stub, files)
+        except OSError as e:
+            wire.send_note(stub, wire.FAILED, f"the job's template process has ended ({e.strerror})".encode())
+        job.missing -= 1
+        if job.missing == 0:
+            self.jobs.pop(namespace).channel.close()
+
+    def _start_job(self, namespace: str, hello: wire.Hello, foreign: list[int]) -> _Job:
+        num_local = hello.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+        table = JobTable(num_local)
+        shm = (
+            Path(self.shm) if self.shm else paths.SHM / f"superpod-{os.getuid()}-{self.path.stem}-{namespace}"
+        )
+        paths.private_directory(shm)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE)
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._be_template(server, theirs, ours, hello, table, shm, num_local, foreign)
+        theirs.close()
+        job = _Job(namespace, pid, ours, num_local, table, shm, hello.get("PMIX_SERVER_TMPDIR"))
+        self.jobs[namespace] = self.templates[pid] = job
+        return job
+
+    def _be_template(
+        self, server: int, channel: socket.socket, ours: socket.socket, hello: wire.Hello, *job: Any
+    ) -> None:
+        table, shm, num_local, foreign = job
+        try:
+            osproc.die_with_parent(server)
+            os.setsid()  # marks every process of the job, see _end_job
+            signal.set_wakeup_fd(-1)
+            for f in (
+                self.listener,
+                self.owner,
+                self.selector,
+                ours,
+                *(j.channel for j in self.jobs.values()),
+            ):
+                if f is not None:
+                    f.close()
+            for fd in (self.wake_r, self.wake_w, *foreign):
+                os.close(fd)
+            Template(channel, hello, table, str(shm), num_local).run()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+
+    # -- ends --
+
+    def _reap(self) -> None:
+        os.read(self.wake_r, 65536)
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if pid in self.templates:
+                self._end_job(self.templates.pop(pid))
+
+    def _end_job(self, job: _Job) -> None:
+        """Kill what outlived the job's template (all in its session, adopted by us), then remove the job's
+        files."""
+        self._send_status(job)
+        if self.jobs.get(job.namespace) is job:
+            self.jobs.pop(job.namespace).channel.close()
+        while left := [p for p in osproc.descendants(os.getpid()) if osproc.session_of(p) == job.template]:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0] not in (0, *self.templates):
+                    pass
+            time.sleep(0.002)
+        if not self.shm:
+            shutil.rmtree(job.shm, ignore_errors=True)
+            _remove_dead_session(job.session)
+
+    def _hear_owner(self) -> bool:
+        assert self.owner is not None
+        try:
+            return bool(self.owner.recv(4096))
+        except OSError:
+            return False
+
+    def _shut_down(self) -> None:
+        """The owner is gone: end every job, then remove the run's directories."""
+        for job in list(self.templates.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(job.template, signal.SIGKILL)
+        for pid in list(self.templates):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            self._end_job(self.templates.pop(pid))
+        paths.remove_run(self.path.parent)
+
+    def _leave(self) -> bool:
+        """Leave when idle, under the lock and only if no stub is on its way; return whether we may."""
+        if self.listener is None or self.lock is None:
+            return True
+        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return False
+        self.path.unlink(missing_ok=True)  # from here on stubs start another server, after us
+        self._accept()
+        if not self.templates:
+            self._stop_listening()
+        Path(self.lock).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+        os.close(fd)
+        return not self.templates
+
+    def _stop_listening(self) -> None:
+        assert self.listener is not None
+        self.selector.unregister(self.listener)
+        self.listener.close()
+        self.listener = None
+
+    def _hand_over(self, stub: socket.socket) -> None:
+        """Let a successor with today's code take over the socket and this stub; finish the running jobs
+        only."""
+        assert self.listener is not None
+        fds = (self.listener.fileno(), stub.fileno())
+        command = _command("--listen-fd", str(fds[0]), "--path", str(self.path), "--lock", self.lock)
+        subprocess.Popen([*command, "--first-fd", str(fds[1])], pass_fds=fds, start_new_session=True)
+        stub.close()
+        self._stop_listening()
+
+    # -- status --
+
+    def _report(self) -> None:
+        """Tell the owner what has changed in the run's main job."""
+        if self.owner is not None and self.templates:
+            self._send_status(max(self.templates.values(), key=lambda j: j.table.num_local))
+
+    def _send_status(self, job: _Job) -> None:
+        text = json.dumps({"template": job.template, **dataclasses.asdict(job.table.status())})
+        if self.owner is not None and text != self.sent:
+            self.sent = text
+            with contextlib.suppress(OSError):
+                self.owner.sendall(text.encode() + b"\n", socket.MSG_NOSIGNAL)
+
+
+def _remove_dead_session(session: str) -> None:
+    """Remove the session directory of an mpirun that was killed (its name holds the process id)."""
+    pid = Path(session).name.rpartition(".")[2]
+    if pid.isdigit() and Path(session).name.startswith("ompi.") and not Path(f"/proc/{pid}").exists():
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def _command(*args: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "launch.forkserver", *args]
+
+
+def _own_files() -> Iterable[str]:
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in (*OWN_PACKAGES, "launch") and getattr(module, "__file__", None):
+            yield str(module.__file__)
+    yield str(paths.BOARD)
+
+
+def _fingerprint() -> tuple[tuple[str, int], ...]:
+    """Return what tells the code we have loaded from what is on disk now."""
+    found = []
+    for name in sorted(set(_own_files())):
+        try:
+            found.append((name, os.stat(name).st_mtime_ns))
+        except OSError:
+            found.append((name, 0))
+    return tuple(found)
+
+
+def _submodules(package: ModuleType) -> Iterable[str]:
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not info.name.rpartition(".")[2].startswith("__main__"):
+            yield info.name
+
+
+def preload() -> None:
+    """Import what ranks would, so that they find it done. MPI is loaded but not initialised."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    import numpy
+    import numpy.random  # noqa: F401
+    import torch
+    from mpi4py import MPI  # noqa: F401
+
+    torch.set_num_threads(1)
+    for name in OWN_PACKAGES:
+        _import_all(name)
+    mpi4py.rc.initialize, mpi4py.rc.finalize = True, None
+
+
+def _import_all(name: str) -> None:
+    """Import a package of ours and its modules; what fails here fails again, and visibly, in the rank that
+    needs it."""
+    with contextlib.suppress(Exception):
+        package = importlib.import_module(name)
+        for module in _submodules(package):
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+
+
+def _refuse(listener: socket.socket, why: str) -> None:
+    """Tell every stub that comes within a second why this server cannot serve."""
+    listener.settimeout(1.0)
+    with contextlib.suppress(OSError):
+        while True:
+            stub, _ = listener.accept()
+            wire.send_note(stub, wire.FAILED, f"the fork server could not start: {why}".encode())
+            stub.close()
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m launch.forkserver")
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--path", required=True)
+    parser.add_argument("--lock")
+    parser.add_argument("--owner-fd", type=int)
+    parser.add_argument("--shm")
+    parser.add_argument("--first-fd", type=int)
+    return parser.parse_args(argv)
+
+
+def _with_board(argv: list[str]) -> None:
+    """Start over with the board in front of PMIx and with symbols bound early, unless that is done or
+    impossible."""
+    if board.preloaded() or board.why_not() or "SUPERPOD_PRELOADED" in os.environ:
+        return
+    preload_list = " ".join(filter(None, [str(paths.BOARD), os.environ.get("LD_PRELOAD", "")]))
+    env = {**os.environ, "LD_PRELOAD": preload_list, "LD_BIND_NOW": "1", "SUPERPOD_PRELOADED": "1"}
+    os.execve(sys.executable, _command(*argv), env)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a fork server; see the module's text."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parse(argv)
+    _with_board(argv)
+    osproc.set_timer_slack(osproc.STARTING_SLACK_NS)
+    osproc.become_subreaper()
+    try:
+        preload()
+    except Exception as e:
+        traceback.print_exc()
+        if args.lock:
+            Path(args.path).unlink(missing_ok=True)
+        _refuse(socket.socket(fileno=args.listen_fd), f"{type(e).__name__}: {e}")
+        return 1
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    osproc.collapse_heap()
+    server = Server(args)
+    if args.first_fd is not None:
+        server.take(socket.socket(fileno=args.first_fd))
+    server.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

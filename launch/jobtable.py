@@ -1,0 +1,66 @@
+"""Which ranks of a job are up, and since when: a small table shared by fork server, template and ranks.
+
+Each rank writes only its own cells, so no lock is needed. Times are CLOCK_BOOTTIME nanoseconds, comparable
+between processes of a host.
+"""
+
+import mmap
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+_ACCELERATED, _ANSWERS, _REFUTED, _HEAD = 0, 1, 2, 4
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A look at a table. Counts are of local ranks; the `last_*_ns` are 0 while there is none."""
+
+    num_local: int
+    entered: int
+    ready: int
+    last_entered_ns: int
+    last_ready_ns: int
+    accelerated: bool
+    board_answers: int
+    refuted: bool
+
+
+class JobTable:
+    """Table for `num_local` ranks; make it before the first fork."""
+
+    def __init__(self, num_local: int) -> None:
+        self.num_local = num_local
+        self._map = mmap.mmap(-1, 8 * (_HEAD + 2 * num_local))
+        words = np.frombuffer(self._map, np.int64)
+        self._head = words[:_HEAD]
+        self._entered = words[_HEAD : _HEAD + num_local]
+        self._ready = words[_HEAD + num_local :]
+
+    def entered(self, local_rank: int) -> None:
+        """Note that this rank's program starts now."""
+        self._entered[local_rank] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def ready(self, local_rank: int) -> None:
+        """Note that this rank's MPI is up now."""
+        self._ready[local_rank] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def set_accelerated(self, on: bool) -> None:
+        self._head[_ACCELERATED] = on
+
+    def set_board(self, answers: int, refuted: bool) -> None:
+        self._head[_ANSWERS], self._head[_REFUTED] = answers, refuted
+
+    def status(self) -> JobStatus:
+        h, e, r = self._head, self._entered, self._ready
+        return JobStatus(
+            self.num_local,
+            int(np.count_nonzero(e)),
+            int(np.count_nonzero(r)),
+            int(e.max()),
+            int(r.max()),
+            bool(h[_ACCELERATED]),
+            int(h[_ANSWERS]),
+            bool(h[_REFUTED]),
+        )

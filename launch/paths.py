@@ -1,0 +1,106 @@
+"""Where things are: the native parts beside this file, and the private directories of runs.
+
+A run of `superpod run` has one directory `run-<id>` (socket, Open MPI session) in the user's runtime
+directory, and one of the same name in /dev/shm.  The run's processes hold a lock on it, so whoever comes
+later can tell a run that was killed, whose leftovers may go, from one that lives.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+NATIVE = Path(__file__).parent / "native"
+STUB = NATIVE / "superpod-rank"
+BOARD = NATIVE / "board.so"
+SHM = Path("/dev/shm")
+
+_MAX_BASE = 48  # a Unix socket's path has 107 bytes, and ours adds about 50
+
+
+def stub_command() -> list[str]:
+    """Return the command of a rank stub: the compiled one, else the same in Python."""
+    if os.access(STUB, os.X_OK):
+        return [str(STUB)]
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub.py"))]
+
+
+def private_directory(path: Path) -> Path:
+    """Make `path` a directory only this user can enter. Raises PermissionError when somebody else owns it."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    s = path.lstat()
+    if not stat.S_ISDIR(s.st_mode) or s.st_uid != os.getuid() or s.st_mode & 0o077:
+        raise PermissionError(
+            f"{path} must be a directory of mode 0700 that belongs to you: remove it or set TMPDIR"
+        )
+    return path
+
+
+def runtime_directory() -> Path:
+    """Return (and make) the directory for sockets and sessions: $TMPDIR/superpod-<uid>, or under /tmp if
+    that is long."""
+    base = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    if len(os.fsencode(base)) > _MAX_BASE or not Path(base).is_dir():
+        base = "/tmp"
+    return private_directory(Path(base) / f"superpod-{os.getuid()}")
+
+
+class RunDirectory:
+    """The two directories of one run, made with `RunDirectory()` and removed with `remove()`; see the
+    module's text."""
+
+    def __init__(self) -> None:
+        for _ in range(100):  # another run that ends may remove the parent meanwhile
+            try:
+                fresh = Path(tempfile.mkdtemp(prefix="new-", dir=runtime_directory()))
+                break
+            except FileNotFoundError:
+                continue
+        self.lock_fd = os.open(fresh / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
+        self.path = fresh.with_name(f"run-{os.getpid()}-{fresh.name[4:]}")
+        self.shm = private_directory(SHM / f"superpod-{os.getuid()}-{self.path.name}")
+        fresh.rename(self.path)
+        (self.path / "tmp").mkdir()
+
+    @property
+    def socket_path(self) -> Path:
+        return self.path / "socket"
+
+    @property
+    def session(self) -> Path:
+        return self.path / "tmp"
+
+    def remove(self) -> None:
+        """Remove both directories, and the runtime directory when this was its last run."""
+        remove_run(self.path)
+
+
+def remove_run(path: Path) -> None:
+    shutil.rmtree(SHM / f"superpod-{os.getuid()}-{path.name}", ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+def sweep() -> list[Path]:
+    """Remove what killed runs of this user left (nobody holds their lock); return their directories."""
+    swept = []
+    for path in runtime_directory().glob("run-*"):
+        try:
+            fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_run(path)
+            swept.append(path)
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+    return swept

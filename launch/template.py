@@ -1,0 +1,195 @@
+"""The process that forks the ranks of one job on one host, tells their stubs how they ended, and ends with
+the job.
+
+The fork server forks one template per job. It takes on the job's environment, does once what every rank
+would do alike (registers MPI's parameters, maps the board of the accelerated start), and keeps the link
+between each stub and its rank: a stub that is gone means a rank killed, a signal a stub received is the
+rank's, a rank's end is told to its stub.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from launch import board, osproc, wire
+from launch.jobtable import JobTable
+from launch.mpihook import PreloadedMpi
+from launch.rankmain import become_program, inherit_from, reset_signals
+
+MAX_MESSAGE = wire.HEADER.size + wire.MAX_BODY + 4
+_ABANDONED_S = 5.0  # no rank left and no further stub came: the missing ones were killed on their way
+_SM_DIRECTORY = "OMPI_MCA_btl_sm_backing_directory"
+_STUB_PID = struct.Struct("<i")
+
+
+def hand_down(channel: socket.socket, message: bytes, stub: socket.socket, files: list[int]) -> None:
+    """Pass a stub, its hello and its files from the server to a template. Raises OSError when the template
+    is gone."""
+    credentials = stub.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid = struct.unpack("3i", credentials)[0]
+    socket.send_fds(channel, [_STUB_PID.pack(pid) + message], [stub.fileno(), *files])
+
+
+@dataclass
+class _Rank:
+    pid: int
+    stub: socket.socket
+
+
+class Template:
+    """State of one job's template.
+
+    Args:
+        channel: SEQPACKET socket on which the server hands stubs down.
+        hello: what the job's first stub sent; its environment is the job's.
+        table: the job's counters, shared with the server and the ranks.
+        shm: the job's directory in /dev/shm.
+        num_local: ranks of the job on this host.
+    """
+
+    def __init__(
+        self, channel: socket.socket, hello: wire.Hello, table: JobTable, shm: str, num_local: int
+    ) -> None:
+        self.channel = channel
+        self.table = table
+        self.shm = shm
+        self.missing = num_local
+        self.ranks: dict[int, _Rank] = {}  # by descriptor of the stub's connection
+        self.by_pid: dict[int, _Rank] = {}
+        self.pid = os.getpid()
+        self._set_up_job(hello)
+        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.epoll = select.epoll()
+        self.epoll.register(channel, select.EPOLLIN)
+        self.epoll.register(self.wake_r, select.EPOLLIN)
+
+    def _set_up_job(self, hello: wire.Hello) -> None:
+        self._take_environment(hello)
+        env = {os.fsdecode(k): os.fsdecode(v) for k, v in hello.environment.items()}
+        num_ranks = hello.number("OMPI_COMM_WORLD_SIZE", 1)
+        parts = board.parts_for(env) if "PMIX_NAMESPACE" in env and num_ranks > 1 else ""
+        if parts:
+            shm = os.environ[_SM_DIRECTORY]
+            board.create(num_ranks, env["PMIX_NAMESPACE"], parts, shm)
+        self.accelerated = bool(parts)
+        self.table.set_accelerated(self.accelerated)
+        if env.get("SUPERPOD_ACCELERATE", "1") != "0" and "PMIX_NAMESPACE" in env:
+            mpi = ctypes.CDLL("libmpi.so.40", os.RTLD_NOLOAD | os.RTLD_NOW)
+            mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
+
+    def _take_environment(self, hello: wire.Hello) -> None:
+        osproc.replace_environment(hello.environment)
+        for component in ("btl_sm", "osc_sm", "osc_rdma"):
+            os.environ.setdefault(f"OMPI_MCA_{component}_backing_directory", self.shm)
+
+    def run(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        more, last = True, time.monotonic()
+        while more or self.ranks:
+            events = self.epoll.poll(-1 if self.ranks else _ABANDONED_S)
+            if not events and not self.ranks and time.monotonic() - last >= _ABANDONED_S:
+                return
+            for fd, _ in events:
+                last = time.monotonic()
+                if fd == self.wake_r:
+                    self._reap()
+                elif fd == self.channel.fileno():
+                    more = self._take_stub()
+                elif fd in self.ranks:
+                    self._hear_stub(self.ranks[fd])
+
+    def _take_stub(self) -> bool:
+        """Fork the rank of the next stub handed down; return whether more may come."""
+        message, files, _, _ = socket.recv_fds(self.channel, MAX_MESSAGE, 4)
+        if not message:
+            self.epoll.unregister(self.channel)
+            return False
+        stub = socket.socket(fileno=files[0])
+        stub_pid = _STUB_PID.unpack_from(message)[0]
+        hello = wire.parse_hello(message[_STUB_PID.size :])
+        pid = os.fork()
+        if pid == 0:
+            self._be_rank(hello, stub, stub_pid, files[1:])
+        for f in files[1:]:
+            os.close(f)
+        rank = self.ranks[stub.fileno()] = self.by_pid[pid] = _Rank(pid, stub)
+        wire.send_note(stub, wire.DIRECTORY, os.fsencode(self.shm))
+        wire.send_note(stub, wire.STARTED, pid)
+        self.epoll.register(rank.stub, select.EPOLLIN)
+        self.missing -= 1
+        if not self.missing:
+            self.epoll.unregister(self.channel)
+        return self.missing > 0
+
+    def _hear_stub(self, rank: _Rank) -> None:
+        try:
+            kind, value = wire.NOTE.unpack(wire.read_exactly(rank.stub, wire.NOTE.size))
+        except (wire.WireError, OSError):  # the stub is gone, so mpirun wants the rank gone
+            self.epoll.unregister(rank.stub)
+            _kill_group(rank.pid, signal.SIGKILL)
+            return
+        if kind == wire.SIGNAL:
+            _kill_group(rank.pid, value)
+
+    def _reap(self) -> None:
+        os.read(self.wake_r, 65536)
+        while self.by_pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            rank = self.by_pid.pop(pid)
+            del self.ranks[rank.stub.fileno()]
+            if self.accelerated:
+                self.table.set_board(board.answers(), board.refuted())
+            wire.send_note(rank.stub, wire.ENDED, os.waitstatus_to_exitcode(status))
+            rank.stub.close()
+
+    def _be_rank(self, hello: wire.Hello, stub: socket.socket, stub_pid: int, files: list[int]) -> NoReturn:
+        """In the forked child: let go of what is the template's, and become the program."""
+        try:
+            osproc.die_with_parent(self.pid)
+            os.setpgid(0, 0)  # as mpirun does, so that what the rank starts can be killed with it
+            reset_signals()
+            self.epoll.close()
+            for c in (self.channel, stub, *(r.stub for r in self.ranks.values())):
+                c.close()
+            os.close(self.wake_r)
+            os.close(self.wake_w)
+            self._take_environment(hello)
+            inherit_from(stub_pid, hello, files)
+            local = hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
+            if self.accelerated:
+                board.enter(hello.number("PMIX_RANK", 0))
+            mpi: Any = sys.modules["mpi4py.MPI"]
+            sys.modules["numpy"].random.seed()
+            gc.enable()
+            become_program(
+                hello, PreloadedMpi(mpi, lambda: self.table.ready(local)), lambda: self.table.entered(local)
+            )
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
+def _kill_group(pid: int, signum: int) -> None:
+    """Signal a rank and what it started. (It may not have made its group yet.)"""
+    try:
+        os.killpg(pid, signum)
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)

@@ -57,6 +57,8 @@ class Device:
         self.symmetric = SymmetricSpace(self)
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
         self._unquiet = False
+        self.last_exchange: ExchangeResult | None = None
+        """How my latest exchange ended, for accounts of where time went."""
 
     @property
     def now_ps(self) -> int:
@@ -194,6 +196,7 @@ class Device:
             Op.EXCHANGE, self.engine.exchange,
             channel, counts, row_bytes, meta_bytes, pull_start_ps, record_ps, chain, offsets, tag,
         )  # fmt: skip
+        self.last_exchange = result
         return result
 
     def exchange_post(
@@ -215,6 +218,7 @@ class Device:
         result: ExchangeResult = self._blocking(
             Op.EXCHANGE, self.engine.exchange_wait, channel, pull_start_ps, record_ps
         )
+        self.last_exchange = result
         return result
 
     def barrier(self) -> None:

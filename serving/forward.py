@@ -66,7 +66,7 @@ class ExpertLink(Protocol):
         weights: NDArray[np.float32],
         costs: ExchangeCosts,
     ) -> NDArray[np.float32]:
-        """Send results[R, hidden] back; return float32[T, hidden]: weights[t, k] times row, summed in order."""
+        """Send results[R, hidden] back; return float32[T, hidden]: weights[t, k] times row, summed."""
 
     def idle(self, layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]]) -> tuple[int, Received | None]:
         """Take part in these layers' exchanges without rows. Returns (layer index, rows) of the first

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from emulator.rows import RowFormat
 from serving.job import ReplayJob
 from serving.model.config import ModelConfig
-from serving.placement import Placement, PlacementOptions, place_experts
+from serving.placement import EMPTY, Placement, PlacementOptions, place_experts
 from serving.request import RequestSpec
 from serving.scheduler import SchedulerLimits
 
 KV_BLOCK_TOKENS = 16
 """Functional tokens in a page of the cache; no result depends on it."""
+
+
+_PAGE = 4096
+_MANAGED_SPARE_BYTES = 1 << 16
+_HEAP_BYTES = _STAGING_BYTES = 1 << 16
+"""Serving moves everything by exchange; it puts nothing into a heap."""
+_HOT_RANK = 4
+_LEAST_ROWS = 512
+"""A rank may receive this many times its even share of a step's rows, and so many rows in any case."""
 
 
 def job_placement(job: ReplayJob, config: ModelConfig) -> Placement:
@@ -38,3 +49,42 @@ def job_limits(
         block_tokens=KV_BLOCK_TOKENS,
         priced_kv_tokens=priced_kv_tokens,
     )
+
+
+@dataclass(frozen=True)
+class ExchangeSizes:
+    """Rows the exchange buffers of a rank take: sent by it in a dispatch, and received."""
+
+    max_tokens: int
+    max_rows: int
+
+
+def exchange_sizes(
+    job: ReplayJob, limits: SchedulerLimits, placement: Placement, top_k: int, specs: Sequence[RequestSpec]
+) -> ExchangeSizes:
+    """Size the dispatch and combine buffers by the token budget; more than fits is an error when it happens.
+
+    No step has more tokens than all ranks' budgets, or than all requests can bring. Rows spread over the
+    experts; the fullest rank may get `_HOT_RANK` times its share.
+    """
+    max_tokens = limits.max_step_tokens(job.token_scale)
+    a_request = job.batched_tokens // job.token_scale + 1
+    pod_tokens = min(job.num_ranks * max_tokens, sum(min(a_request, s.prompt_tokens) for s in specs))
+    held = int((placement.slot_expert != EMPTY).sum(axis=1).max())
+    most = pod_tokens * min(top_k + placement.shared_placed, held)
+    share = pod_tokens * top_k * held // placement.num_routed
+    if placement.shared_placed:
+        share = max(share, pod_tokens // int(placement.num_replicas[placement.num_routed]) + share)
+    return ExchangeSizes(max_tokens, max(1, min(most, _HOT_RANK * share + _LEAST_ROWS)))
+
+
+def machine_bytes(sizes: ExchangeSizes, top_k: int, hidden: int, slots: int) -> dict[str, int]:
+    """Sizes for `emulator.init` that hold those buffers, each doubled by parity: whole pages."""
+    row_bytes = RowFormat(hidden, slots).record_bytes
+    rows = sizes.max_tokens * top_k + sizes.max_rows
+    managed = 2 * rows * row_bytes + 4 * _PAGE + _MANAGED_SPARE_BYTES
+    return {
+        "heap_bytes": _HEAP_BYTES,
+        "managed_bytes": -(-managed // _PAGE) * _PAGE,
+        "staging_bytes": _STAGING_BYTES,
+    }

@@ -12,7 +12,7 @@ from emulator.profile import Profile, load_profile
 from emulator.topology import Topology
 from serving.charges import LayerPlan, check_batch, kv_capacity, plan_layers
 from serving.job import ReplayJob, write_requests
-from serving.limits import job_limits, job_placement
+from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes
 from serving.model.config import ModelConfig
 from serving.placement import Placement
 from serving.pricing import PricedModel
@@ -41,14 +41,16 @@ class Replay:
     placement: Placement
     limits: SchedulerLimits
     plans: list[LayerPlan]
-
-    @property
-    def max_step_tokens(self) -> int:
-        return self.limits.max_step_tokens(self.job.token_scale)
+    machine_bytes: dict[str, int]
+    """Heap, managed and staging bytes of a rank, as `emulator.init` takes them."""
 
 
 def plan_replay(
-    job: ReplayJob, trace: Sequence[TraceRequest], time_scale: float, max_output: int | None
+    job: ReplayJob,
+    config: ModelConfig,
+    trace: Sequence[TraceRequest],
+    time_scale: float,
+    max_output: int | None,
 ) -> Replay:
     """Check a job against its machine, models and workload.
 
@@ -56,7 +58,6 @@ def plan_replay(
         UsageError: unknown profile key, more ranks than the pod has, another routing shape than the priced
             model's, a die too small at priced size, a budget below the token scale, …
     """
-    config = ModelConfig.from_hf(job.model_dir)
     profile = load_profile(job.profile, job.overrides)
     Topology.from_profile(profile, job.num_ranks)
     priced = PricedModel.load(job.priced_as, profile)
@@ -66,8 +67,12 @@ def plan_replay(
     options = WorkloadOptions(config.vocab_size, job.token_scale, time_scale, max_output, job.seed)
     specs = make_requests(trace, options)
     limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
-    limits.max_step_tokens(job.token_scale)
-    return Replay(job, specs, profile, priced, placement, limits, plans)
+    top_k = config.num_experts_per_tok
+    sizes = exchange_sizes(job, limits, placement, top_k, specs)
+    memory = machine_bytes(
+        sizes, top_k + placement.shared_placed, config.hidden_size, placement.slots_per_rank
+    )
+    return Replay(job, specs, profile, priced, placement, limits, plans, memory)
 
 
 def write_replay(replay: Replay, directory: str | Path) -> None:

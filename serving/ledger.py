@@ -28,10 +28,10 @@ class WorkLedger:
     """What one rank computed and moved.
 
     functional_*: really computed or moved; priced_*: charged at the target's size. Rows are token-expert
-    pairs over all executed layers; priced rows and bytes include the layers an executed one stands for.
+    pairs over all executed layers; priced bytes include the layers an executed one stands for. record_bytes:
+    metadata and status records, as charged.
     """
 
-    steps: int = 0
     functional_tokens: int = 0
     priced_tokens: int = 0
     functional_rows_sent: int = 0
@@ -42,5 +42,6 @@ class WorkLedger:
     functional_bytes_received: int = 0
     priced_bytes_sent: int = 0
     priced_bytes_received: int = 0
+    record_bytes_sent: int = 0
     kv_blocks_allocated: int = 0
     kv_blocks_freed: int = 0

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from collectives.moe import ExpertExchange, Handle, IdleStep
 from emulator import Device
+from emulator.device import META_BYTES
 from emulator.errors import InternalError
 from emulator.rows import RowFormat
 from emulator.transport import Area
@@ -22,13 +23,15 @@ from serving.placement import Placement
 class PodStatus:
     """One 64-bit word from every rank to every rank, on a channel of its own."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, record: RankRecord) -> None:
+        self._device, self._record = device, record
         _, _, self._channel = device.symmetric.carve(Area.MANAGED, 0, "status of every rank", channels=1)
+        _count_records(device, record, META_BYTES)  # carving is a barrier
 
     def exchange(self, word: int) -> NDArray[np.int64]:
         """Give my word and wait for everyone's: int64[n]."""
-        return self._device.exchange(self._channel, None, 0, tag=word).tags
+        _count_records(self._device, self._record, META_BYTES)
+        return self._device.exchange(self._channel, None, 0, META_BYTES, tag=word).tags
 
 
 class PodLink:
@@ -53,6 +56,7 @@ class PodLink:
             device, slots, hidden, sizes.max_tokens, top_k, max_rows=sizes.max_rows
         )
         self._row_bytes = RowFormat(hidden, slots).record_bytes
+        _count_records(device, record, META_BYTES)  # carving is a barrier
 
     def dispatch(
         self,
@@ -93,6 +97,8 @@ class PodLink:
         start_ps = self._device.now_ps
         index, handle = self._exchange.idle(steps)
         self._record.time.add("waiting", self._device.now_ps - start_ps)
+        for step in steps[: index + 1]:
+            _count_records(self._device, self._record, step.costs.meta_bytes)
         if steps[index].combine:
             return len(layers), None
         self._count_dispatch(handle, layers[index // 2][0])
@@ -100,6 +106,7 @@ class PodLink:
 
     def _account(self, bucket: str, start_ps: int, costs: ExchangeCosts) -> None:
         """Split an operation's time: until all records were in I waited, the rest is the operation."""
+        _count_records(self._device, self._record, costs.meta_bytes)
         now_ps = self._device.now_ps
         exchange = self._device.last_exchange
         if exchange is None:
@@ -130,6 +137,10 @@ class PodLink:
         work.functional_bytes_received += received * self._row_bytes
         work.priced_bytes_sent += int(handle.sent.charged.sum()) * costs.row_bytes
         work.priced_bytes_received += int(handle.received_charge.sum()) * costs.row_bytes
+
+
+def _count_records(device: Device, record: RankRecord, meta_bytes: int) -> None:
+    record.work.record_bytes_sent += device.num_ranks * meta_bytes
 
 
 def _received(handle: Handle) -> Received:

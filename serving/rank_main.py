@@ -57,7 +57,7 @@ def build(
     engine = ServingEngine(
         rank=device.rank,
         clock=device,
-        status=PodStatus(device),
+        status=PodStatus(device, record),
         forward=forward,
         scheduler=Scheduler(limits),
         dispatcher=Dispatcher(specs, lambda spec: limits.refusal(spec) is not None),

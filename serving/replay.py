@@ -90,7 +90,9 @@ def merge(
     """One result from the ranks' (`serving.job.read_results`), the machine's (`emulator.finalize`) and the
     reference's. Everything in it follows from configuration and seed; the caller adds `host`."""
     endings = outcomes(results)
-    invariants = check_invariants(replay.specs, results, endings, replay.job.num_ranks)
+    invariants = check_invariants(
+        replay.specs, results, endings, replay.job.num_ranks, sum(machine["bytes_by_class"])
+    )
     result = virtual_result(replay.specs, results, endings)
     differing = None if reference is None else equal_to_reference(endings, reference)
     if differing is not None:

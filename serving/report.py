@@ -75,8 +75,9 @@ def check_invariants(
     results: Sequence[Mapping[str, Any]],
     endings: Sequence[Outcome],
     num_ranks: int,
+    fabric_bytes: int,
 ) -> dict[str, bool]:
-    """What must always hold (each name -> whether it does)."""
+    """What must always hold (each name -> whether it does). fabric_bytes: all the engine has charged."""
     work = sum_fields(results, "work")
     ended = Counter(ending.request_id for ending in endings)
     return {
@@ -86,6 +87,9 @@ def check_invariants(
         "functional_bytes_conserved": work["functional_bytes_sent"] == work["functional_bytes_received"],
         "priced_rows_conserved": work["priced_rows_sent"] == work["priced_rows_received"],
         "priced_bytes_conserved": work["priced_bytes_sent"] == work["priced_bytes_received"],
+        "fabric_charged_what_was_posted": fabric_bytes
+        == work["priced_bytes_received"] + work["record_bytes_sent"],
+        "ranks_agree_on_steps": len({result["steps"] for result in results}) == 1,
         "kv_blocks_freed": work["kv_blocks_allocated"] == work["kv_blocks_freed"],
         "virtual_time_accounted": all(sum(r["time_ps"].values()) == r["end_ps"] for r in results),
         "all_prompt_and_output_tokens_charged": work["priced_tokens"]
@@ -116,6 +120,7 @@ def virtual_result(
         "logits_sha256": _digest(f"{e.request_id}:{e.logits_sha256}" for e in good),
         "tokens_sha256": _digest(f"{e.request_id}:{','.join(map(str, e.tokens))}" for e in good),
         "failures": [{"request": e.request_id, "error": e.error} for e in endings if not e.ok],
+        "steps": max((result["steps"] for result in results), default=0),
         "virtual_time": time_shares(results),
         "work": sum_fields(results, "work"),
     }

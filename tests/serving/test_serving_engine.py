@@ -71,7 +71,7 @@ def test_every_layout_gives_the_reference_bits(
     assert sum(link.priced_rows_sent for _, _, link in ends) == priced * rows * moe_layers
     blocks = [(r.work.kv_blocks_allocated, r.work.kv_blocks_freed) for r, _, _ in ends]
     assert sum(a for a, _ in blocks) > 0 and all(a == b for a, b in blocks)
-    assert len({record.work.steps for record, _, _ in ends}) == 1
+    assert len({record.steps for record, _, _ in ends}) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""`superpod replay` over real ranks: one answer from any number of them, one result from equal runs."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.cli import main
+from serving.model.checkpoint import make_checkpoint
+from serving.traces import read_trace
+
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(240)]
+TIMEOUT_S = 200
+TRACE = "".join(
+    json.dumps({"timestamp": t, "input_length": n, "output_length": o, "hash_ids": list(range(-(-n // 512)))})
+    + "\n"
+    for t, n, o in [(0, 700, 4), (0, 3000, 3), (20, 64, 9), (400, 5000, 2), (30_000, 130, 1)]
+)
+BASE = ["--token-scale", "64", "--max-output", "4", "--no-memory-check", "--requests", "5"]
+
+
+@pytest.fixture(scope="session")
+def mini_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model") / "mini"
+    make_checkpoint(directory, "mini", seed=1)
+    return str(directory)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE)
+    return str(path)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        [sys.executable, "-m", "launch.cli", "replay", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment,
+    )
+
+
+def run(tmp_path: Path, *arguments: str, expected: int = 0) -> dict[str, Any]:
+    out = tmp_path / f"{hashlib.sha256(repr(arguments).encode()).hexdigest()[:8]}.json"
+    done = command(*arguments, "--json", str(out))
+    assert done.returncode == expected, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def test_answers_do_not_depend_on_the_ranks_and_equal_the_reference(
+    tmp_path: Path, trace: str, mini_model: str
+) -> None:
+    """1, 2, 3, 5 and 8 ranks: even and uneven splits, several experts a rank."""
+    answers = set()
+    for num_ranks in (1, 2, 3, 5, 8):
+        extra = ("--shared-experts", "placed") if num_ranks in (2, 5) else ()
+        result = run(
+            tmp_path,
+            *BASE,
+            "-n",
+            str(num_ranks),
+            "--trace",
+            trace,
+            "--model",
+            mini_model,
+            "--check-reference",
+            *extra,
+        )
+        assert result["tokens_equal_reference"] is True
+        assert all(result["invariants"].values())
+        assert (result["ranks"], result["completed"], result["failed"]) == (num_ranks, 5, 0)
+        assert result["output_tokens"] == 4 + 3 + 4 + 2 + 1
+        assert result["truncated_outputs"] == 1
+        assert result["priced_tokens"] == 700 + 3000 + 64 + 5000 + 130 + result["output_tokens"] - 5
+        assert result["functional_tokens"] == 11 + 47 + 1 + 79 + 3 + result["output_tokens"] - 5
+        answers.add((result["logits_sha256"], result["tokens_sha256"]))
+    assert len(answers) == 1
+
+
+def test_equal_runs_give_equal_results_over_either_transport(
+    tmp_path: Path, trace: str, mini_model: str
+) -> None:
+    arguments = [*BASE, "-n", "4", "--trace", trace, "--model", mini_model]
+    first = run(tmp_path, *arguments)
+    again = run(tmp_path, *arguments, "--seed", "0")
+    rma = run(tmp_path, *arguments, "--transport", "rma")
+    slower = run(tmp_path, *arguments, "--set", "ub.latency_inter_us=40", "--set", "ub.latency_intra_us=30")
+    for result in (first, again, rma, slower):
+        assert set(result.pop("host")) >= {"wall_s", "startup_wall_s", "pss_gb"}
+    assert first == again
+    assert first == rma
+    assert slower["logits_sha256"] == first["logits_sha256"]
+    assert slower["trace_sha256"] != first["trace_sha256"]
+    assert slower["virtual_duration_s"] > first["virtual_duration_s"]
+
+
+def test_a_request_beyond_the_context_fails_alone(tmp_path: Path, mini_model: str) -> None:
+    trace = tmp_path / "long.jsonl"
+    long = {"timestamp": 0, "input_length": 163_840, "output_length": 1, "hash_ids": list(range(320))}
+    trace.write_text(json.dumps(long) + "\n" + TRACE)
+    arguments = [*BASE, "-n", "2", "--model", mini_model, "--check-reference"]
+    result = run(tmp_path, *arguments, "--requests", "6", "--trace", str(trace), expected=2)
+    assert (result["completed"], result["failed"]) == (5, 1)
+    assert result["failures"][0]["request"] == 0
+    assert "exceed the priced context of 163840" in result["failures"][0]["error"]
+    assert result["tokens_equal_reference"] is True
+    assert all(result["invariants"].values())
+
+
+def test_a_wrong_answer_is_found(tmp_path: Path, trace: str, mini_model: str) -> None:
+    """Ranks and reference compute with different weights: exit code 1, and the JSON says which requests."""
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(mini_model, broken)
+    data = (broken / "model.safetensors").read_bytes()
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(
+        "import sys, serving.reference_main as r\n"
+        "import launch.cmd_replay as c\n"
+        "class P(c.subprocess.Popen):\n"
+        "    def __init__(self, argv, *a, **k):\n"
+        "        super().__init__([argv[0], '-c', CODE, argv[-1]], *a, **k) if argv[1:2] == ['-m'] and "
+        "argv[2] == 'serving.reference_main' else super().__init__(argv, *a, **k)\n"
+        "CODE = '''import sys, dataclasses, serving.reference_main as r\n"
+        "read = r.ReplayJob.read\n"
+        f"r.ReplayJob.read = lambda d: dataclasses.replace(read(d), model_dir={str(broken)!r})\n"
+        "r.main(sys.argv[1])'''\n"
+        "c.subprocess.Popen = P\n"
+        "from launch.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    flipped = bytearray(data)
+    flipped[-4096] ^= 0x40
+    (broken / "model.safetensors").write_bytes(flipped)
+    out = tmp_path / "out.json"
+    arguments = ["replay", *BASE, "-n", "2", "--trace", trace, "--model", mini_model, "--check-reference"]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, str(launcher), *arguments, "--json", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "broken: tokens_equal_reference" in done.stderr
+    result = json.loads(out.read_text())
+    assert result["tokens_equal_reference"] is False
+    assert result["requests_differing_from_reference"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "2", "--trace", "no-such-trace"], "no-such-trace cannot be read"),
+        (["-n", "2", "--trace", "{corrupt}"], "line 2: not JSON"),
+        (["-n", "2", "--trace", "{trace}", "--requests", "9"], "line 6: missing"),
+        (["-n", "769"], "768"),
+        (["-n", "2", "--set", "ub.latency_intre_us=4"], "did you mean .ub.latency_int"),
+        (["-n", "8"], "GB"),
+        (["-n", "2", "--token-scale", "48"], "must divide 512"),
+        (
+            ["-n", "2", "--no-memory-check", "--token-scale", "512", "--batched-tokens", "256"],
+            "--token-scale|token scale",
+        ),
+        (["-n", "2", "--no-memory-check", "--priced-as", "deepseek-r2"], "deepseek-r1"),
+        (["-n", "2", "--no-memory-check", "--shared-experts", "both"], "local or placed"),
+        (["-n", "2", "--no-memory-check", "--redundant-experts", "257"], "the most is 256"),
+        (["-n", "2", "--no-memory-check", "--layers-executed", "3"], "at least 4"),
+        (["-n", "2", "--no-memory-check", "--model", "no-such-model"], "no-such-model"),
+        (["-n", "2", "--no-memory-check", "--model", "{tiny}"], "routed experts"),
+        (["-n", "2", "--no-memory-check", "--model", "{cut}"], "model.safetensors"),
+        (["-n", "0"], "at least 1 rank"),
+        (["-n", "2", "--transport", "tcp"], "shared, rma"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    trace: str,
+    mini_model: str,
+    tiny_model: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import re
+    import shutil
+
+    corrupt, cut = tmp_path / "corrupt.jsonl", tmp_path / "cut"
+    corrupt.write_text(TRACE.splitlines()[0] + "\n{oops\n")
+    if "{cut}" in arguments:
+        shutil.copytree(mini_model, cut)
+        os.truncate(cut / "model.safetensors", (cut / "model.safetensors").stat().st_size - 100_000)
+    paths = {"{corrupt}": str(corrupt), "{trace}": trace, "{tiny}": tiny_model, "{cut}": str(cut)}
+    assert main(["replay", *[paths.get(a, a) for a in arguments]]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("superpod: error: ")
+    assert error.count("\n") == 1
+    assert re.search(words, error), error
+
+
+def test_placement_is_shown(tmp_path: Path, trace: str, mini_model: str) -> None:
+    done = command(
+        *BASE, "-n", "2", "--trace", trace, "--model", mini_model, "--show-placement", "--requests", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Expert placement on 2 ranks" in done.stdout
+    assert "0-127" in done.stdout and "128-255" in done.stdout
+
+
+def test_the_fixture_trace_is_a_real_one(trace: str) -> None:
+    assert [r.input_length for r in read_trace(trace)] == [700, 3000, 64, 5000, 130]

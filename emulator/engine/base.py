@@ -1,4 +1,4 @@
-"""What both implementations share: argument checks, one clear error per mistake, and reports when a run cannot go on."""
+"""What both implementations share: argument checks, and reports when a run cannot go on."""
 
 import hashlib
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ LIMIT_PS = 1 << 60
 
 
 class Waiter(dict[str, Any]):
-    """One blocked rank of a report: rank, operation, since_ps, detail, waits_for (ranks, or None if anybody)."""
+    """One blocked rank of a report: rank, operation, since_ps, detail, waits_for (ranks or None)."""
 
 
 def check_config(cfg: EngineConfig) -> None:
@@ -45,7 +45,8 @@ def check_config(cfg: EngineConfig) -> None:
         raise UsageError(f"num_ranks is {cfg.num_ranks}, must be 1 to {api.MAX_RANKS}")
     if cfg.dies_per_chip < 1 or cfg.dies_per_node < 1 or cfg.dies_per_node % cfg.dies_per_chip:
         raise UsageError(
-            f"dies_per_node ({cfg.dies_per_node}) must be a positive multiple of dies_per_chip ({cfg.dies_per_chip})"
+            f"dies_per_node ({cfg.dies_per_node}) must be a positive multiple of "
+            f"dies_per_chip ({cfg.dies_per_chip})"
         )
     if cfg.dies_per_node > 1023:
         raise UsageError(f"dies_per_node is {cfg.dies_per_node}, at most 1023")

@@ -1,0 +1,68 @@
+"""Robust process-shared mutexes and futexes through the C library, for the Python twin. No compiler
+needed."""
+
+import ctypes
+import errno
+import platform
+from typing import Any
+
+libc = ctypes.CDLL(None, use_errno=True)
+FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
+    platform.machine(), 0
+)
+FUTEX_WAIT, FUTEX_WAKE = 0, 1
+MUTEX_BYTES = 64
+
+
+class Timespec(ctypes.Structure):
+    """struct timespec."""
+
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+def init_mutex(address: int) -> None:
+    """Make a robust process-shared mutex in zeroed shared memory."""
+    attributes = ctypes.create_string_buffer(64)
+    libc.pthread_mutexattr_init(attributes)
+    libc.pthread_mutexattr_setpshared(attributes, 1)
+    libc.pthread_mutexattr_setrobust(attributes, 1)
+    libc.pthread_mutex_init(ctypes.c_void_p(address), attributes)
+
+
+def lock_mutex(address: int, limit_s: float) -> int:
+    """0, EOWNERDEAD (taken over, made consistent) or ETIMEDOUT."""
+    now = Timespec()
+    libc.clock_gettime(0, ctypes.byref(now))
+    now.seconds += int(limit_s) + 1
+    code = int(libc.pthread_mutex_timedlock(ctypes.c_void_p(address), ctypes.byref(now)))
+    if code == errno.EOWNERDEAD:
+        libc.pthread_mutex_consistent(ctypes.c_void_p(address))
+    return code
+
+
+def unlock_mutex(address: int) -> int:
+    """0, or EPERM if not held."""
+    return int(libc.pthread_mutex_unlock(ctypes.c_void_p(address)))
+
+
+def futex_wake(address: int) -> None:
+    """Wake who sleeps on the word."""
+    libc.syscall(FUTEX_NUMBER, ctypes.c_void_p(address), FUTEX_WAKE, 1, None, None, 0)
+
+
+def futex_wait(address: int, ticket: int, limit: Timespec) -> bool:
+    """Sleep while the 32-bit word equals the ticket; True if the time limit passed."""
+    code = libc.syscall(
+        FUTEX_NUMBER, ctypes.c_void_p(address), FUTEX_WAIT, ctypes.c_int(ticket), ctypes.byref(limit), None, 0
+    )
+    return code == -1 and ctypes.get_errno() == errno.ETIMEDOUT
+
+
+def nap(microseconds: int) -> None:
+    """Sleep on the host (tests only: injected jitter)."""
+    libc.usleep(microseconds)
+
+
+def address_of(buf: Any) -> int:
+    """Where a writable buffer is mapped in this process."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buf))

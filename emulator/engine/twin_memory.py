@@ -1,0 +1,202 @@
+"""The Python twin's shared buffer: columns of 64-bit integers by rank, arrays for exchanges, logs, and a
+pickled heap.
+
+Scalars are read through memoryviews, which are faster than NumPy for one element.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from emulator.engine import api
+from emulator.engine.api import EngineConfig
+from emulator.engine.base import FATAL_TRACE, link_class
+
+INF = LATE = 1 << 62
+HEADER = 4096
+COLUMNS = (
+    "word state clock result wait seq since armed decided done a b c num_conditions any bound look unacked "
+    "vain skipped wakes waited slot pull_start record exchange_seq remaining last records chain_count "
+    "chain_at log_head log_tail calls_0 calls_1"
+)
+
+
+class Memory:
+    """Views over the buffer. `size` is what it needs; pass buf=None to plan only."""
+
+    LOCK, DIRTY, OWNER, FATAL, CULPRIT, EVENTS, ENTRIES, BLOB, TRACE_HEAD, TRACE_TAIL = 0, *range(16, 25)
+    REASON = 32
+
+    def __init__(self, cfg: EngineConfig, buf: Any) -> None:
+        self.cfg, self.n = cfg, cfg.num_ranks
+        self._buf, self._at = buf, HEADER
+        self.trace_fd = -1
+        n, slots = self.n, 2 * cfg.channels
+        self.facts: Any = None if buf is None else memoryview(buf).cast("B")[:HEADER].cast("q")
+        for name in COLUMNS.split():
+            setattr(self, name, self._column(n))
+        self.free, self.busy = ([self._column(n) for _ in range(3)] for _ in range(2))
+        self.hash = [[self._column(n) for _ in range(2)] for _ in range(3)]
+        self.bytes = [self._column(n) for _ in range(4)]
+        self.words = self._column(n * cfg.words_per_rank)
+        self.posted, self.taken, self.rowers = (self._column(slots) for _ in range(3))
+        self.rounds = self._column(n * cfg.channels)
+        self._place_arrays(n, slots)
+        self.blob_size = (cfg.node_bytes or max(1 << 24, 256 * n * (n + 64))) // 2
+        self.blob = self._array(np.uint8, 2, self.blob_size)
+        self.size = self._at
+
+    def __getattr__(self, name: str) -> Any:  # the columns, for the type checker
+        raise AttributeError(name)
+
+    def _take(self, nbytes: int) -> int:
+        at = self._at
+        self._at = (at + nbytes + 63) & ~63
+        return at
+
+    def _column(self, length: int) -> Any:
+        at = self._take(8 * length)
+        return None if self._buf is None else memoryview(self._buf).cast("B")[at : at + 8 * length].cast("q")
+
+    def _array(self, dtype: Any, *shape: int) -> Any:
+        count = int(np.prod(shape))
+        at = self._take(count * np.dtype(dtype).itemsize)
+        return None if self._buf is None else np.frombuffer(self._buf, dtype, count, at).reshape(shape)
+
+    def _place_arrays(self, n: int, slots: int) -> None:
+        cfg, i8 = self.cfg, np.int64
+        self.posted_at, self.keys, self.meta, self.row_bytes = (self._array(i8, slots, n) for _ in range(4))
+        self.tags, self.has_rows, self.self_at = (self._array(i8, slots, n) for _ in range(3))
+        self.low, self.meta_end, self.records_at = (self._array(i8, slots, n) for _ in range(3))
+        self.sers = self._array(i8, slots, n, 4)
+        self.counts, self.offsets = (self._array(np.int32, slots, n, n) for _ in range(2))
+        self.served = self._array(np.bool_, slots, n, n)
+        self.classes = self._array(np.uint8, n, n)
+        self.ahead = self._array(np.int32, 4, n, n)  # [class, target, source]
+        self.conditions = self._array(i8, n, cfg.words_per_rank, 3)
+        self.chains = self._array(i8, n, cfg.chain_steps, 5)
+        self.logs = self._array(api.LOG_DTYPE, n, cfg.log_entries)
+        self.records_ring = self._array(api.RECORD_DTYPE, cfg.trace_records)
+
+    def initialise(self) -> None:
+        """First state; once, before anyone attaches."""
+        n, cfg = self.n, self.cfg
+        self.posted_at[:] = self.low[:] = self.records_at[:] = INF
+        ranks = np.arange(n)
+        chips, nodes = ranks // cfg.dies_per_chip, ranks // cfg.dies_per_node
+        shared = np.eye(n, dtype=int) + (chips[:, None] == chips) + (nodes[:, None] == nodes)
+        self.classes[:] = 3 - shared
+        order = (ranks[:, None] + 1 + ranks) % n  # [source, position] -> target
+        in_order = np.take_along_axis(self.classes, order, axis=1)
+        for k in range(1, 4):
+            hot = (in_order == k).astype(np.int32)
+            before = np.zeros((n, n), dtype=np.int32)
+            np.put_along_axis(before, order, np.cumsum(hot, axis=1, dtype=np.int32) - hot, axis=1)
+            self.ahead[k] = before.T
+        for p in range(n):
+            self.bound[p], self.slot[p] = cfg.call_price_ps, -1
+            self.look[p] = self._least_latency_into(p)
+
+    def _least_latency_into(self, p: int) -> int:
+        cfg = self.cfg
+        kinds = (cfg.put_latency_ps, cfg.request_latency_ps, cfg.response_latency_ps, cfg.ack_latency_ps)
+        classes = {link_class(cfg, p, q) for q in range(self.n) if q != p}
+        low = min((latency[k] for latency in kinds for k in classes), default=INF // 2)
+        return min(low, INF // 2) if cfg.lookahead else 0
+
+    # ---- small views
+    def link(self, p: int, q: int) -> int:
+        return int(self.classes[p, q])
+
+    def word_at(self, p: int, word: int) -> int:
+        return p * self.cfg.words_per_rank + word
+
+    def conditions_of(self, p: int) -> Any:
+        return self.conditions[p, : self.num_conditions[p]].tolist()
+
+    def chain_of(self, p: int) -> Any:
+        return self.chains[p]
+
+    # ---- exchanges
+    def arrivals_at(self, slot: int, p: int) -> Any:
+        """When each source's record reaches p's ingress [source] (nonsense for those not posted, and for
+        p)."""
+        at = self.posted_at[slot].copy()
+        for k in range(1, 4):
+            at += self.ahead[k, p] * self.sers[slot][:, k]
+        return at + np.asarray(self.cfg.put_latency_ps)[self.classes[p]]
+
+    def arrivals_of(self, slot: int, q: int) -> Any:
+        """When q's record reaches each target's ingress [target]; INF for q itself."""
+        at = np.full(self.n, self.posted_at[slot][q])
+        for k in range(1, 4):
+            at += self.ahead[k, :, q] * self.sers[slot][q, k]
+        at += np.asarray(self.cfg.put_latency_ps)[self.classes[q]]
+        at[q] = INF
+        return at
+
+    def open_slot(self, p: int, channel: int) -> int:
+        """Rank p's next exchange on a channel: its slot, or -1 if the slot is still in use."""
+        i = p * self.cfg.channels + channel
+        slot = 2 * channel + (self.rounds[i] & 1)
+        self.rounds[i] += 1
+        return -1 if self.posted_at[slot][p] < INF else slot
+
+    def write_row(
+        self, slot: int, p: int, counts: Any, offsets: Any, row_bytes: int, meta_bytes: int, tag: int
+    ) -> None:
+        self.counts[slot][p] = 0 if counts is None else counts
+        self.offsets[slot][p] = 0 if offsets is None else offsets
+        self.has_rows[slot][p] = counts is not None
+        self.meta[slot][p], self.row_bytes[slot][p], self.tags[slot][p] = meta_bytes, row_bytes, tag
+        self.records_at[slot][p] = INF
+
+    def close_slot(self, slot: int) -> None:
+        self.posted[slot] = self.taken[slot] = 0
+        self.posted_at[slot] = self.low[slot] = INF
+        self.meta_end[slot] = 0
+        self.served[slot] = False
+
+    # ---- logs and trace
+    def append_log(self, p: int, entry: tuple[int, ...]) -> bool:
+        if self.log_head[p] - self.log_tail[p] >= self.cfg.log_entries:
+            return False
+        self.logs[p, self.log_head[p] % self.cfg.log_entries] = entry
+        self.log_head[p] += 1
+        return True
+
+    def trace(
+        self,
+        t: int,
+        key: int,
+        start: int,
+        end: int,
+        nbytes: int,
+        rank: int,
+        peer: int,
+        port: int,
+        kind: int,
+        fail: Callable[[int, int], None],
+    ) -> None:
+        """Append a port reservation to the trace ring, if there is one."""
+        size = self.cfg.trace_records
+        if not size:
+            return
+        head = self.facts[self.TRACE_HEAD]
+        if head - self.facts[self.TRACE_TAIL] == size:
+            if self.trace_fd < 0:
+                fail(FATAL_TRACE, rank)
+                return
+            self.flush_trace()
+        self.records_ring[head % size] = (t, key, start, end, nbytes, rank, peer, port, kind)
+        self.facts[self.TRACE_HEAD] = head + 1
+
+    def flush_trace(self) -> None:
+        """Write the trace ring out."""
+        head, tail, size = self.facts[self.TRACE_HEAD], self.facts[self.TRACE_TAIL], self.cfg.trace_records
+        left = memoryview(self.records_ring[np.arange(tail, head) % size].tobytes())
+        while left:
+            left = left[os.write(self.trace_fd, left) :]
+        self.facts[self.TRACE_TAIL] = head

@@ -1,8 +1,8 @@
 """Multi-head latent attention, absorbed: queries go into the latent space, so keys are the cached rows.
 
-    q′ = [q_nope · W_uk | 0 | rope(q_rope)] · scale        per head
-    row = [norm(c) | 1 | rope(k_rope)]                     per token, shared by all heads
-    out = Σ exp(q′·row − max) · [norm(c) | 1]              numerators and, in the last column, the denominator
+    q′ = [rope(q_rope) | q_nope · W_uk] · scale            per head
+    row = [rope(k_rope) | norm(c) | 1]                     per token, shared by all heads
+    out = Σ exp(q′·row[:-1] − max) · [norm(c) | 1]         numerators and, in the last column, the denominator
 
 The same arithmetic serves prefill, decode and recomputation. Its ground truth, in the sense of `rows.py`, is
 a tile of `QUERY_TILE` queries of one sequence against one block of `KEY_BLOCK` keys, blocks added in order;
@@ -68,12 +68,12 @@ class LatentAttention:
         """x + attention(norm(x)), float32 [rows of the plan, hidden]; writes their cache rows first."""
         queries, latents = self._project(x, plan.cos, plan.sin)
         pages = plan.kv.pages[self._layer]
-        pages.view(-1, pages.shape[-1]).index_copy_(0, plan.slots, latents)
+        pages.view(-1, pages.shape[-1])[:, :-1].index_copy_(0, plan.slots, latents)
         attended = self._core(queries, pages, plan.jobs)
         return self._output(x, attended)[0]
 
     def _project_rows(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rows:
-        """x [s, hidden] to scaled latent queries [s, heads, row width] and cache rows [s, row width]."""
+        """x [s, hidden] to scaled queries [s, heads, row width − 1] and cache rows [s, row width − 1]."""
         config, size = self._config, x.shape[0]
         rank, nope = config.kv_lora_rank, config.qk_nope_head_dim
         x = F.rms_norm(x, (config.hidden_size,), self._norm, config.rms_norm_eps)
@@ -84,10 +84,9 @@ class LatentAttention:
         rotary = torch.cat((query[:, :, nope:], latent[:, None, rank:]), 1)
         rotary = rotate(rotary, cos, sin, config.rope_interleave)
         absorbed = torch.bmm(query[:, :, :nope].transpose(0, 1), self._absorb_key).transpose(0, 1)
-        one = x.new_ones((size, 1))
-        queries = torch.cat((absorbed, absorbed.new_zeros((*absorbed.shape[:2], 1)), rotary[:, :-1]), -1)
+        queries = torch.cat((rotary[:, :-1], absorbed), -1)
         compressed = F.rms_norm(latent[:, :rank], (rank,), self._kv_norm, _LATENT_NORM_EPS)
-        return queries.mul_(self._scale), torch.cat((compressed, one, rotary[:, -1]), -1)
+        return queries.mul_(self._scale), torch.cat((rotary[:, -1], compressed), -1)
 
     def _output_rows(self, x: torch.Tensor, attended: torch.Tensor) -> Rows:
         """x [s, hidden] plus the projection of the attended latents [s, heads, kv_lora_rank]."""
@@ -107,7 +106,7 @@ class _BlockAttention:
     def __call__(
         self, queries: torch.Tensor, pages: torch.Tensor, jobs: Sequence[AttentionJob]
     ) -> torch.Tensor:
-        """queries [n, heads, width], one layer's pages [pages, page size, width]; gives [n, heads, rank]."""
+        """queries [n, heads, width − 1], one layer's pages [pages, size, width]; gives [n, heads, rank]."""
         if len(jobs) == 1 and jobs[0].num_rows == queries.shape[0] and isinstance(jobs[0].rows, slice):
             return self._run(queries, pages, jobs[0])
         out = queries.new_empty((queries.shape[0], self._heads, self._rank))
@@ -120,7 +119,7 @@ class _BlockAttention:
         padded = job.num_sequences * job.num_queries
         if padded != count:
             queries = torch.cat((queries, queries.new_zeros((padded - count, *queries.shape[1:]))))
-        queries = queries.view(job.num_sequences, job.num_queries * self._heads, self._width)
+        queries = queries.view(job.num_sequences, job.num_queries * self._heads, self._width - 1)
         keys = pages.view(pages.shape[0], -1).index_select(0, job.table)
         keys = keys.view(job.num_sequences, -1, self._width)[:, : job.num_blocks * KEY_BLOCK]
         keys = keys.reshape(job.num_sequences * job.num_blocks, KEY_BLOCK, self._width)
@@ -134,17 +133,17 @@ class _BlockAttention:
     def _batched(
         self, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, first_masked: int
     ) -> torch.Tensor:
-        """queries [b, m, width] against keys [b · blocks, KEY_BLOCK, width]; returns [b, m, kv rank]."""
+        """queries [b, m, width − 1] against keys [b · blocks, KEY_BLOCK, width]; returns [b, m, kv rank]."""
         batch, rows, width = queries.shape
         blocks = keys.shape[0] // batch
         if blocks > 1:
             queries = (
                 queries.unsqueeze(1).expand(batch, blocks, rows, width).reshape(batch * blocks, rows, width)
             )
-        scores = torch.bmm(queries, keys.transpose(1, 2)).view(batch, blocks, rows, KEY_BLOCK)
+        scores = torch.bmm(queries, keys[:, :, :-1].transpose(1, 2)).view(batch, blocks, rows, KEY_BLOCK)
         _hide(scores, mask, first_masked, self._heads)
         weights = scores.sub_(scores.amax((1, 3), keepdim=True)).exp_()
-        sums = torch.bmm(weights.view(batch * blocks, rows, KEY_BLOCK), keys[:, :, : self._rank + 1])
+        sums = torch.bmm(weights.view(batch * blocks, rows, KEY_BLOCK), keys[:, :, width - self._rank :])
         return self._normalised(sums.view(batch, blocks, rows, -1))
 
     def _by_tiles(
@@ -160,7 +159,10 @@ class _BlockAttention:
         scores = torch.stack(
             [
                 torch.stack(
-                    [torch.cat([torch.mm(part, block.t()) for part in tiles[b]]) for block in by_sequence[b]]
+                    [
+                        torch.cat([torch.mm(part, block[:, :-1].t()) for part in tiles[b]])
+                        for block in by_sequence[b]
+                    ]
                 )
                 for b in range(batch)
             ]
@@ -168,7 +170,7 @@ class _BlockAttention:
         visible = scores[:, :, :rows]
         _hide(visible, mask, first_masked, self._heads)
         scores.sub_(scores.amax((1, 3), keepdim=True))
-        values = by_sequence[..., : self._rank + 1]
+        values = by_sequence[..., self._width - self._rank - 1 :]
         sums = [
             torch.cat([torch.mm(part.exp(), values[b, k]) for part in torch.split(scores[b, k], tile)])
             for b in range(batch)
@@ -185,10 +187,9 @@ class _BlockAttention:
 
     def _prove(self, batch: int, rows: int, blocks: int) -> bool:
         generator = torch.Generator().manual_seed(blocks)
-        queries = torch.randn((batch, rows, self._width), generator=generator)
+        queries = torch.randn((batch, rows, self._width - 1), generator=generator)
         keys = torch.randn((batch * blocks, KEY_BLOCK, self._width), generator=generator)
-        keys[:, :, self._rank] = 1.0
-        queries[:, :, self._rank] = 0.0
+        keys[:, :, -1] = 1.0
         mask = torch.zeros(batch, 1, rows // self._heads, 1, KEY_BLOCK)
         arguments = (queries, keys, mask, blocks - 1)
         return bits_equal(self._batched(*arguments), self._by_tiles(*arguments))

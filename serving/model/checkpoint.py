@@ -89,7 +89,7 @@ def _scale(config: ModelConfig, name: str, shape: Shape) -> float:
     """Standard deviation of a matrix's entries."""
     fan_in = 1.0 / math.sqrt(shape[-1])
     if name.endswith("embed_tokens.weight"):
-        return fan_in * 0.5 if config.tie_word_embeddings else 1.0
+        return fan_in * 0.25 if config.tie_word_embeddings else 1.0
     if name.endswith("down_proj.weight"):
         return fan_in * 1.5  # silu(a) · b of unit rows has a spread of about a half
     if name.endswith("lm_head.weight"):

@@ -1,6 +1,6 @@
 """A paged latent KV cache: per token and layer one compressed row, whatever the number of heads.
 
-A row is [compressed kv (kv_lora_rank) | 1 | rotated key (qk_rope_head_dim)]. The constant 1 makes the softmax
+A row is [rotated key (qk_rope_head_dim) | compressed kv (kv_lora_rank) | 1]. The constant 1 makes the softmax
 denominator fall out of the same product that sums the values. Page 0 is never given away: it stands in
 wherever a block table is padded, and its zeros are finite, so a masked key adds exactly nothing.
 """
@@ -49,6 +49,7 @@ class PagedKV:
         self.page_size = page_size
         self.num_pages = num_pages
         self.pages = torch.zeros(config.num_hidden_layers, num_pages + 1, page_size, row_width(config))
+        self.pages[..., -1] = 1.0
         self.pages_allocated = 0
         self.pages_freed = 0
         self._free = list(range(num_pages, 0, -1))
@@ -144,5 +145,5 @@ class PagedKV:
                 f"KV cache: {self.pages_allocated} pages allocated, {self.pages_freed} freed, "
                 f"{len(held)} held"
             )
-        if bool(self.pages[:, _PADDING_PAGE].any()):
-            raise InternalError("KV cache: the padding page was written")
+        if bool(self.pages[:, _PADDING_PAGE, :, :-1].any()) or not bool((self.pages[..., -1] == 1).all()):
+            raise InternalError("KV cache: the padding page or the column of ones was written")

@@ -14,6 +14,7 @@ from serving.model.attention import LatentAttention
 from serving.model.checkpoint import expert_shapes
 from serving.model.config import ModelConfig
 from serving.model.plan import StepPlan
+from serving.model.routing import choose_experts
 from serving.model.rows import Proofs, RowFunction, Rows
 from serving.model.weights import CheckpointFiles
 
@@ -133,14 +134,11 @@ class Layer:
 
     def _route_rows(self, h: torch.Tensor) -> Rows:
         """The bias steers the choice only: the groups with the best two experts, then the best experts."""
-        config, size = self._config, h.shape[0]
+        config = self._config
         scores = torch.mm(h, self._gate).sigmoid_()
-        choice = (scores + self._bias).view(size, config.n_group, -1)
-        best = choice.topk(2, -1).values
-        groups = (best[..., 0] + best[..., 1]).topk(config.topk_group, -1, sorted=False).indices
-        closed = choice.new_full((size, config.n_group), -torch.inf).scatter_(1, groups, 0.0)
-        choice = choice.add_(closed.unsqueeze(-1)).flatten(1)
-        idx = choice.topk(config.num_experts_per_tok, -1, sorted=False).indices.sort(-1).values
+        idx = choose_experts(
+            (scores + self._bias).numpy(), config.n_group, config.topk_group, config.num_experts_per_tok
+        )
         weights = scores.gather(1, idx)
         if config.norm_topk_prob:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

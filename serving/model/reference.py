@@ -100,6 +100,9 @@ def _answer(model: Model, request: ReferenceRequest) -> ReferenceResult:
     if not request.prompt or request.max_tokens < 1:
         raise UsageError("a request needs at least one prompt token and one token to generate")
     length = len(request.prompt) + request.max_tokens - 1
+    if length > model.config.max_position_embeddings:
+        context = model.config.max_position_embeddings
+        raise UsageError(f"a request of {length + 1} tokens in all does not fit; the context is {context}")
     kv = PagedKV(model.config, -(-length // _PAGE_SIZE), _PAGE_SIZE)
     digest = LogitHash()
     tokens: list[int] = []

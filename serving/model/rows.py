@@ -22,6 +22,9 @@ TILE = 8
 SIZES = (4, 8, 16, 32, 64)
 """Row counts a function may be called with: the tile, and what may be proven equal to it."""
 
+_WORTH_PADDING = {SIZES[0]: 0, SIZES[-1]: 40}
+"""More rows than this are padded to that size (default: half of it). A call costs about as much as 32 rows."""
+
 Rows = tuple[torch.Tensor, ...]
 RowsFunction = Callable[..., Rows]
 
@@ -34,10 +37,11 @@ def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Proofs:
-    """What has been proven in this process, by (name, shapes, size). One per loaded model."""
+    """What has been proven in this process, by (name, shapes, size), and zeros to pad with. One per model."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], bool] = {}
+        self._zeros: dict[tuple[object, ...], torch.Tensor] = {}
 
     def holds(self, key: tuple[object, ...], prove: Callable[[], bool]) -> bool:
         """The remembered verdict for `key`; `prove` is run the first time."""
@@ -45,6 +49,13 @@ class Proofs:
         if verdict is None:
             verdict = self._known[key] = prove()
         return verdict
+
+    def zeros(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Zero rows to pad with, float32 [count, *shape]; kept, never written."""
+        found = self._zeros.get((count, shape))
+        if found is None:
+            found = self._zeros[count, shape] = torch.zeros((count, *shape))
+        return found
 
     def verdicts(self) -> dict[tuple[object, ...], bool]:
         """A copy of all verdicts so far."""
@@ -67,51 +78,42 @@ class RowFunction:
         self._function = function
         self._proofs = proofs
         self._allowed: dict[int, bool] = {}
+        self._sizes: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, *rows: torch.Tensor) -> Rows:
         """Apply to rows [n, …] (n ≥ 0). Returns tensors [n, …]."""
         count = rows[0].shape[0]
-        if count in SIZES and self._is_proven(count, rows):
-            return self._function(*rows)
-        return self._in_pieces(rows, count)
-
-    def _in_pieces(self, rows: Rows, count: int) -> Rows:
-        if count and count <= SIZES[-1]:
-            size = self._next_size(count, rows)
-            if size >= count:
-                return tuple(out[:count] for out in self._padded(rows, size))
+        sizes = self._sizes.get(count)
+        if sizes is None:
+            sizes = self._sizes[count] = self._plan(count, rows)
+        if len(sizes) == 1:
+            return self._call(rows, count, sizes[0])
         pieces: list[Rows] = []
         start = 0
-        while start < count or not pieces:
-            size = self._next_size(count - start, rows)
-            stop = min(start + size, count)
-            outs = self._padded(tuple(tensor[start:stop] for tensor in rows), size)
-            pieces.append(tuple(out[: stop - start] for out in outs))
-            start = stop
+        for size in sizes:
+            given = min(size, count - start)
+            pieces.append(self._call(tuple(tensor[start : start + given] for tensor in rows), given, size))
+            start += given
         return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
 
-    def _padded(self, rows: Rows, size: int) -> Rows:
-        given = rows[0].shape[0]
+    def _call(self, rows: Rows, given: int, size: int) -> Rows:
+        """One call on `size` rows, of which `given` are given and the others zeros."""
         if given == size:
             return self._function(*rows)
-        if size == 1:  # the tile is not blind to places: an empty call still has to give the output shapes
-            return self._function(*(tensor.new_zeros((1, *tensor.shape[1:])) for tensor in rows))
-        tiles = []
-        for tensor in rows:
-            tile = tensor.new_zeros((size, *tensor.shape[1:]))
-            tile[:given] = tensor
-            tiles.append(tile)
-        return self._function(*tiles)
+        padded = [torch.cat((tensor, self._proofs.zeros(size - given, tensor.shape[1:]))) for tensor in rows]
+        return tuple(out[:given] for out in self._function(*padded))
 
-    def _next_size(self, remaining: int, rows: Rows) -> int:
-        """The proven size to use next: the largest that the remaining rows fill well enough."""
+    def _plan(self, count: int, rows: Rows) -> tuple[int, ...]:
+        """Sizes of the calls that cover `count` rows: the largest proven ones that are filled well enough."""
         if not self._is_proven(TILE, rows):
-            return 1
-        for size in reversed(SIZES):
-            fills = remaining >= size // 2 + max(1, size // 8) or (size == SIZES[0] and remaining > 0)
-            if fills and self._is_proven(size, rows):
-                return size
-        return TILE
+            return (1,) * max(count, 1)
+        sizes: list[int] = []
+        remaining = max(count, 1)
+        while remaining > 0:
+            fitting = (size for size in reversed(SIZES) if remaining > _WORTH_PADDING.get(size, size // 2))
+            sizes.append(next((size for size in fitting if self._is_proven(size, rows)), TILE))
+            remaining -= sizes[-1]
+        return tuple(sizes)
 
     def _is_proven(self, size: int, rows: Rows) -> bool:
         allowed = self._allowed.get(size)

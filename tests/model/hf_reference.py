@@ -88,16 +88,18 @@ def _recording(route, chosen):  # type: ignore[no-untyped-def]
     return recorded
 
 
-def compare(directory: Path, num_sequences: int, length: int, seed: int = 0) -> Comparison:
-    """Run both over random sequences and collect every difference."""
-    model = load_model(directory)
+def compare(
+    directory: Path, num_sequences: int, length: int, seed: int = 0, ours: Model | None = None
+) -> Comparison:
+    """Run both over random sequences and collect every difference; `ours` replaces our side's checkpoint."""
+    model = ours or load_model(directory)
     config = model.config
     generator = torch.Generator().manual_seed(seed)
     sequences = torch.randint(0, config.vocab_size, (num_sequences, length), generator=generator)
     logits, chosen, scores = _reference_run(directory, sequences)
     result = Comparison(positions=num_sequences * length)
     for number in range(num_sequences):
-        ours, our_choice = _our_run(model, sequences[number])
+        mine_logits, our_choice = _our_run(model, sequences[number])
         rows = slice(number * length, (number + 1) * length)
         first = length
         for layer, mine in enumerate(our_choice):
@@ -110,7 +112,7 @@ def compare(directory: Path, num_sequences: int, length: int, seed: int = 0) -> 
                     result.unexcused_routing.append((number, position, layer, float(gaps[position])))
             first = min([first, *differs])
         result.excused.extend((number, position) for position in range(first, length))
-        _compare_logits(result, number, ours[:first], logits[number, :first])
+        _compare_logits(result, number, mine_logits[:first], logits[number, :first])
     return result
 
 

@@ -56,7 +56,9 @@ def random_schedule(
     for dummy in ("a", "b", "c"):
         kv.append(dummy, page_size)
     rng.shuffle(kv._free)
-    kv.pages[:, 1:].normal_(generator=torch.Generator().manual_seed(1))  # what an earlier owner left behind
+    kv.pages[:, 1:, :, :-1].normal_(
+        generator=torch.Generator().manual_seed(1)
+    )  # what an earlier owner left behind
     done = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     while any(count < len(tokens) for count, tokens in zip(done, sequences, strict=True)):
@@ -139,7 +141,7 @@ def test_unaligned_rows_give_the_same_bits(mini: Model) -> None:
 
 
 def test_the_tile_is_what_makes_it_invariant(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With rows passed as they come, a row alone differs from the same row in a batch: these tests can fail."""
+    """Without tiles a row alone differs from the same row in a batch: the tests above can fail."""
 
     def unpadded(self: RowFunction, *rows: torch.Tensor) -> rows_module.Rows:
         return self._function(*rows)

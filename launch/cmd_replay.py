@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emulator.errors import SuperpodError, UsageError
-from launch import run
+from launch import run, tracefile
 from launch.cmd_run import check_choice, check_pod, parse_set
 from serving.job import Progress as ProgressFile
 from serving.job import ReplayJob, read_results
@@ -181,6 +181,8 @@ def run_replay(plan: Replay, directory: Path, running: Running) -> dict[str, Any
             raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")
         if reference is not None and reference.wait():
             raise SuperpodError(f"the reference ended with exit code {reference.returncode}")
+    if running.trace_out is not None:
+        tracefile.export(directory / "trace", running.trace_out)
     answers = read_reference(directory) if running.check_reference else None
     machine = json.loads((directory / "machine.json").read_text())
     result = merge(plan, read_results(directory), machine, answers)

@@ -48,7 +48,9 @@ class PagedKV:
             raise UsageError(f"KV cache needs at least one page of one token, got {num_pages} of {page_size}")
         self.page_size = page_size
         self.num_pages = num_pages
-        self.pages = torch.zeros(config.num_hidden_layers, num_pages + 1, page_size, row_width(config))
+        shape = (config.num_hidden_layers, num_pages + 1, page_size, row_width(config))
+        # From numpy, whose zeros are untouched memory until written: hundreds of ranks share this host.
+        self.pages = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         self.pages[..., -1] = 1.0
         self.pages_allocated = 0
         self.pages_freed = 0

@@ -173,6 +173,7 @@ void sp_settle(ctx_t *x)
         set_head(c, p);
     }
     if (c->fatal || *low < INF || head[*winner] < INF) return;
+    for (i64 p = 0; p < c->cfg.n; p++) sp_settle_rows(x, p, INF - 1, 0); /* of exchanges that never complete */
     for (i64 p = 0; p < c->cfg.n; p++)
         if (RANK(c, p)->state == BLOCKED) {
             sp_fail(c, FATAL_DEADLOCK, p);

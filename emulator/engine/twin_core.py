@@ -132,8 +132,11 @@ class Core:
             self.live -= key & 63 != S_POLL
             m.facts[m.EVENTS] += 1
             self.process(event)
-        if not self.heap and not m.facts[m.FATAL] and min(m.bound) == INF and BLOCKED in m.state.tolist():
-            self.fail(FATAL_DEADLOCK, m.state.tolist().index(BLOCKED))
+        if not self.heap and not m.facts[m.FATAL] and min(m.bound) == INF:
+            for p in range(self.n):
+                self.settle_rows(p, INF - 1, 0)  # of exchanges that never complete
+            if BLOCKED in m.state.tolist():
+                self.fail(FATAL_DEADLOCK, m.state.tolist().index(BLOCKED))
 
     def final(self, t: int, p: int, low: int) -> bool:
         return bool(t < self.m.bound[p] and t < low + self.m.look[p])
@@ -515,7 +518,9 @@ def fold_all(h: tuple[int, int], fields: tuple[Any, ...]) -> tuple[int, int]:
         v += a.astype(np.uint64) * np.uint64(k)
     out = []
     for start, prime, shift in zip(h, CHAIN_PRIMES, (0, GOLDEN), strict=True):
-        power = np.cumprod(np.concatenate(([1], np.full(len(v), prime, dtype=np.uint64))).astype(np.uint64))
+        power = np.full(len(v) + 1, prime, dtype=np.uint64)
+        power[0] = 1
+        power = np.cumprod(power, dtype=np.uint64)
         mixed = mix_all(v + np.uint64(shift))
         total = int((mixed * power[:-1][::-1]).sum(dtype=np.uint64))
         out.append(wrap((start * int(power[-1]) + total) & MASK))

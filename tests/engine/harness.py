@@ -1,0 +1,171 @@
+"""Run programs on a real engine: one forked process per rank over an anonymous shared mapping."""
+
+import mmap
+import os
+import random
+import traceback
+
+import numpy as np
+
+from emulator.engine import (
+    ChainStep,
+    Engine,
+    EngineConfig,
+    ExchangeResult,
+    core_available,
+    engine_attach,
+    engine_bytes,
+    engine_create,
+)
+from emulator.errors import DeadlockError
+
+KINDS = ["python"] + ["c"] * core_available()
+MASK = (1 << 62) - 1
+
+
+def number(value) -> int:
+    """A value as one 62-bit number, the same in the oracle and here."""
+    if isinstance(value, ExchangeResult):
+        rows = (value.counts, value.offsets, value.tags)
+        value = value.index, value.records_ps, *(tuple(x.tolist()) for x in rows)
+    return hash(value) & MASK if isinstance(value, tuple) else int(value)
+
+
+def plain(value):
+    """What a program is sent: no arrays."""
+    if isinstance(value, ExchangeResult):
+        rows = (value.counts, value.offsets, value.tags)
+        return value.index, value.records_ps, *(tuple(x.tolist()) for x in rows)
+    return int(value) if value is not None else 0
+
+
+def row_arguments(row) -> dict:
+    counts, row_bytes, meta, offsets, tag = row
+    return {
+        "counts": None if counts is None else np.array(counts, dtype=np.int32),
+        "row_bytes": row_bytes,
+        "meta_bytes": meta,
+        "offsets": None if offsets is None else np.array(offsets, dtype=np.int32),
+        "tag": tag,
+    }
+
+
+def perform(engine: Engine, call: str, args: dict, publish: bool = True):
+    """One program step on an engine."""
+    if call == "put":
+        word = args["word"]
+        return engine.put(args["dst"], args["nbytes"], None, word, args["op"], args["value"])
+    if call == "get":
+        return engine.get(args["src"], args["nbytes"])
+    if call == "compute":
+        return engine.compute(args["ps"], publish=publish)
+    if call == "wait":
+        return engine.wait(args["conditions"], args["any_"], args["timeout"])
+    if call == "exchange":
+        chain = [ChainStep(*step) for step in args["chain"]]
+        facts = row_arguments(args["row"])
+        return engine.exchange(
+            args["channel"], pull_start_ps=args["pull_start"], record_ps=args["record"], chain=chain, **facts
+        )
+    if call == "exchange_post":
+        return engine.exchange_post(args["channel"], **row_arguments(args["row"]))
+    if call == "exchange_wait":
+        return engine.exchange_wait(args["channel"], args["pull_start"], args["record"])
+    return getattr(engine, call)(**args)
+
+
+class Shared:
+    """An engine's buffer and a table for results, made before the fork."""
+
+    def __init__(self, cfg: EngineConfig, kind: str, module=None, slots: int = 0, **extra) -> None:
+        self.cfg, self.kind, self.module, self.extra = cfg, kind, module, extra
+        if module is None:
+            self.buf = mmap.mmap(-1, engine_bytes(cfg, kind))
+            engine_create(self.buf, cfg, kind)
+        else:
+            self.buf = mmap.mmap(-1, module.engine_bytes(cfg, **extra))
+            module.engine_create(self.buf, cfg, **extra)
+        self.table = np.frombuffer(mmap.mmap(-1, cfg.num_ranks * (16 + 2 * slots) * 8), dtype=np.int64)
+        self.table = self.table.reshape(cfg.num_ranks, -1)
+
+    def attach(self, rank: int) -> Engine:
+        if self.module is None:
+            return engine_attach(self.buf, self.cfg, self.kind, rank)
+        return self.module.attach(self.buf, self.cfg, rank, **self.extra)
+
+
+def fork_ranks(shared: Shared, body) -> list[int]:
+    """Run body(engine, row of the table) in one process per rank; returns exit codes."""
+    pids = []
+    for rank in range(shared.cfg.num_ranks):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                engine = shared.attach(rank)
+                body(engine, shared.table[rank])
+                engine.finish()
+                code = 0
+            except DeadlockError:
+                code = 3
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def run(cfg, kind, make, slots, jitter=0.0, one_core=False, module=None, **extra):
+    """(log per rank, blocked per rank, port hashes, digests) of one run; make(rank) gives a rank's program."""
+    shared = Shared(cfg, kind, module, slots, **extra)
+
+    def body(engine, row):
+        if one_core:
+            os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        if jitter:
+            engine.set_jitter(jitter, 400, random.SystemRandom().randrange(1 << 30))
+        noise = random.SystemRandom()
+        steps, sent = make(engine.rank), None
+        while True:
+            try:
+                call, args = steps.send(sent)
+            except StopIteration:
+                return
+            value = perform(engine, call, dict(args), publish=not jitter or noise.random() < 0.5)
+            sent = plain(value), engine.now_ps
+            k = int(row[0])
+            row[16 + 2 * k : 18 + 2 * k] = number(value if value is not None else 0), engine.now_ps
+            row[0] = k + 1
+
+    codes = fork_ranks(shared, body)
+    if any(code not in (0, 3) for code in codes):
+        raise RuntimeError(f"a rank failed: exit codes {codes}")
+    logs = [[tuple(x) for x in row[16 : 16 + 2 * row[0]].reshape(-1, 2).tolist()] for row in shared.table]
+    viewer = shared.attach(0)
+    hashes = [viewer._hashes(r).tolist() for r in range(cfg.num_ranks)]
+    return logs, [code == 3 for code in codes], hashes, [viewer.digest(r) for r in range(cfg.num_ranks)]
+
+
+MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+FIELDS = (
+    0x9E3779B97F4A7C15,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0xD6E8FEB86659FD93,
+    0xA0761D6478BD642F,
+    0xE7037ED1A0B428DB,
+)
+
+
+def port_hash(records) -> tuple[int, int]:
+    """The documented hash of one port's reservations, computed from the oracle's list."""
+    h = [0, 0]
+    for record in records:
+        v = sum(a * b for a, b in zip(record, FIELDS, strict=True)) % 2**64
+        for i, (prime, add) in enumerate(((0x5851F42D4C957F2D, 0), (0x2545F4914F6CDD1D, 0x9E3779B97F4A7C15))):
+            z = (v + add) % 2**64
+            for shift, factor in MIX:
+                z = (z ^ z >> shift) * factor % 2**64
+            h[i] = (h[i] * prime + (z ^ z >> 31)) % 2**64
+    return tuple((x + 2**63) % 2**64 - 2**63 for x in h)

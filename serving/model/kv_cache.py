@@ -51,7 +51,8 @@ class PagedKV:
         shape = (config.num_hidden_layers, num_pages + 1, page_size, row_width(config))
         # From numpy, whose zeros are untouched memory until written: hundreds of ranks share this host.
         self.pages = torch.from_numpy(np.zeros(shape, dtype=np.float32))
-        self.pages[..., -1] = 1.0
+        self._prepared = 0
+        self._prepare(_PADDING_PAGE)
         self.pages_allocated = 0
         self.pages_freed = 0
         self._free = list(range(num_pages, 0, -1))
@@ -95,11 +96,19 @@ class PagedKV:
                 f"{len(self._free)} of {self.num_pages} are free"
             )
         table = self._tables.setdefault(sequence, [])
-        table.extend(self._free.pop() for _ in range(needed))
+        given = [self._free.pop() for _ in range(needed)]
+        self._prepare(max(given, default=0))
+        table.extend(given)
         self.pages_allocated += needed
         start = self._lengths.get(sequence, 0)
         self._lengths[sequence] = start + new_tokens
         return Segment(sequence, start, new_tokens)
+
+    def _prepare(self, page: int) -> None:
+        """Write the constant 1 into all pages up to `page` that never had it."""
+        if page >= self._prepared:
+            self.pages[:, self._prepared : page + 1, :, -1] = 1.0
+            self._prepared = page + 1
 
     def free(self, sequence: Hashable) -> None:
         """Give all pages of `sequence` back.
@@ -147,5 +156,7 @@ class PagedKV:
                 f"KV cache: {self.pages_allocated} pages allocated, {self.pages_freed} freed, "
                 f"{len(held)} held"
             )
-        if bool(self.pages[:, _PADDING_PAGE, :, :-1].any()) or not bool((self.pages[..., -1] == 1).all()):
+        if bool(self.pages[:, _PADDING_PAGE, :, :-1].any()) or not bool(
+            (self.pages[:, : self._prepared, :, -1] == 1).all()
+        ):
             raise InternalError("KV cache: the padding page or the column of ones was written")

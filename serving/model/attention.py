@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from serving.model.config import ModelConfig
 from serving.model.kv_cache import row_width
+from serving.model.norm import RMSNorm
 from serving.model.plan import KEY_BLOCK, QUERY_TILE, AttentionJob, StepPlan
 from serving.model.rope import rotate, softmax_scale
 from serving.model.rows import Proofs, RowFunction, Rows, bits_equal
@@ -46,17 +47,19 @@ class LatentAttention:
         config, attention = self._config, f"{prefix}.self_attn"
         hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
         nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
-        self._norm = files.tensor(f"{prefix}.input_layernorm.weight", hidden)
+        self._norm = RMSNorm(files.tensor(f"{prefix}.input_layernorm.weight", hidden), config.rms_norm_eps)
         self._q_a, self._q_norm, q_in = None, None, hidden
         q_name = f"{attention}.q_proj.weight"
         if config.q_lora_rank is not None:
             q_in = config.q_lora_rank
             self._q_a = files.tensor(f"{attention}.q_a_proj.weight", q_in, hidden).t()
-            self._q_norm = files.tensor(f"{attention}.q_a_layernorm.weight", q_in)
+            q_norm = files.tensor(f"{attention}.q_a_layernorm.weight", q_in)
+            self._q_norm = RMSNorm(q_norm, _LATENT_NORM_EPS)
             q_name = f"{attention}.q_b_proj.weight"
         self._q = files.tensor(q_name, heads * (nope + rope), q_in).t()
         self._kv_a = files.tensor(f"{attention}.kv_a_proj_with_mqa.weight", rank + rope, hidden).t()
-        self._kv_norm = files.tensor(f"{attention}.kv_a_layernorm.weight", rank)
+        kv_norm = files.tensor(f"{attention}.kv_a_layernorm.weight", rank)
+        self._kv_norm = RMSNorm(kv_norm, _LATENT_NORM_EPS)
         kv_b = files.tensor(f"{attention}.kv_b_proj.weight", heads * (nope + value), rank)
         kv_b = kv_b.view(heads, nope + value, rank)
         self._absorb_key = kv_b[:, :nope]
@@ -76,16 +79,16 @@ class LatentAttention:
         """x [s, hidden] to scaled queries [s, heads, row width − 1] and cache rows [s, row width − 1]."""
         config, size = self._config, x.shape[0]
         rank, nope = config.kv_lora_rank, config.qk_nope_head_dim
-        x = F.rms_norm(x, (config.hidden_size,), self._norm, config.rms_norm_eps)
+        x = self._norm(x)
         latent = torch.mm(x, self._kv_a)
         if self._q_a is not None and self._q_norm is not None:
-            x = F.rms_norm(torch.mm(x, self._q_a), (self._q_a.shape[1],), self._q_norm, _LATENT_NORM_EPS)
+            x = self._q_norm(torch.mm(x, self._q_a))
         query = torch.mm(x, self._q).view(size, config.num_attention_heads, -1)
         rotary = torch.cat((query[:, :, nope:], latent[:, None, rank:]), 1)
         rotary = rotate(rotary, cos, sin, config.rope_interleave)
         absorbed = torch.bmm(query[:, :, :nope].transpose(0, 1), self._absorb_key).transpose(0, 1)
         queries = torch.cat((rotary[:, :-1], absorbed), -1)
-        compressed = F.rms_norm(latent[:, :rank], (rank,), self._kv_norm, _LATENT_NORM_EPS)
+        compressed = self._kv_norm(latent[:, :rank])
         return queries.mul_(self._scale), torch.cat((rotary[:, -1], compressed), -1)
 
     def _output_rows(self, x: torch.Tensor, attended: torch.Tensor) -> Rows:

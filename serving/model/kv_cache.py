@@ -5,6 +5,9 @@ denominator fall out of the same product that sums the values. Page 0 is never g
 wherever a block table is padded, and its zeros are finite, so a masked key adds exactly nothing.
 """
 
+import contextlib
+import math
+import mmap
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +37,17 @@ class Segment:
     length: int
 
 
+def _untouched_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Zeros, float32, that take memory page by page when written: hundreds of ranks share a host.
+
+    (torch writes its zeros at once; numpy asks for huge pages, 2 MB for the first byte of each layer.)
+    """
+    memory = mmap.mmap(-1, 4 * math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(shape)
+
+
 class PagedKV:
     """Pages, block tables and a free list for one rank.
 
@@ -49,8 +63,7 @@ class PagedKV:
         self.page_size = page_size
         self.num_pages = num_pages
         shape = (config.num_hidden_layers, num_pages + 1, page_size, row_width(config))
-        # From numpy, whose zeros are untouched memory until written: hundreds of ranks share this host.
-        self.pages = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        self.pages = _untouched_zeros(shape)
         self._prepared = 0
         self._prepare(_PADDING_PAGE)
         self.pages_allocated = 0

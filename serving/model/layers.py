@@ -13,6 +13,7 @@ from emulator.errors import UsageError
 from serving.model.attention import LatentAttention
 from serving.model.checkpoint import expert_shapes
 from serving.model.config import ModelConfig
+from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan
 from serving.model.routing import choose_experts
 from serving.model.rows import Proofs, RowFunction, Rows
@@ -64,8 +65,9 @@ class Layer:
         self._config, self._files, self._proofs = config, files, proofs
         self._attention = LatentAttention(config, files, index, proofs)
         prefix = f"model.layers.{index}"
-        self._norm_weight = files.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
-        self._norm = RowFunction("norm", self._norm_rows, proofs)
+        norm_weight = files.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
+        norm = RMSNorm(norm_weight, config.rms_norm_eps)
+        self._norm = RowFunction("norm", lambda x: (norm(x),), proofs)
         self._experts: dict[int, RowFunction] = {}
         self._loadable: frozenset[int] = frozenset()
         if self.is_moe:
@@ -128,9 +130,6 @@ class Layer:
             raise UsageError(f"layer {self.index}: expert {expert} is not loaded here")
         prefix = f"model.layers.{self.index}.mlp.experts.{expert}"
         return gated_mlp(self._config, self._files, prefix, self._config.moe_intermediate_size, self._proofs)
-
-    def _norm_rows(self, x: torch.Tensor) -> Rows:
-        return (F.rms_norm(x, (self._config.hidden_size,), self._norm_weight, self._config.rms_norm_eps),)
 
     def _route_rows(self, h: torch.Tensor) -> Rows:
         """The bias steers the choice only: the groups with the best two experts, then the best experts."""

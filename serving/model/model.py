@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from emulator.errors import UsageError
 from serving.model.config import ModelConfig
 from serving.model.kv_cache import PagedKV, Segment
 from serving.model.layers import Layer
+from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan, make_plan
 from serving.model.rope import RotaryTables
 from serving.model.rows import Proofs, RowFunction, Rows
@@ -32,7 +32,7 @@ class Model:
         )
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = files.tensor("model.embed_tokens.weight", *shape)
-        self._norm = files.tensor("model.norm.weight", config.hidden_size)
+        self._norm = RMSNorm(files.tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps)
         head = self._embedding if config.tie_word_embeddings else files.tensor("lm_head.weight", *shape)
         self._head = head.t()
         self._logits = RowFunction("logits", self._logits_rows, self.proofs)
@@ -64,8 +64,7 @@ class Model:
         return self._logits(x)[0]
 
     def _logits_rows(self, x: torch.Tensor) -> Rows:
-        x = F.rms_norm(x, (self.config.hidden_size,), self._norm, self.config.rms_norm_eps)
-        return (torch.mm(x, self._head),)
+        return (torch.mm(self._norm(x), self._head),)
 
 
 def load_model(directory: str | Path, experts: Iterable[int] | None = None) -> Model:

@@ -19,11 +19,11 @@ from emulator.errors import InternalError
 __all__ = ["SIZES", "TILE", "Proofs", "RowFunction", "bits_equal"]
 
 TILE = 8
-SIZES = (4, 8, 16, 32, 64)
+SIZES = (4, 8, 16, 24, 32, 48, 64, 256)
 """Row counts a function may be called with: the tile, and what may be proven equal to it."""
 
-_WORTH_PADDING = {SIZES[0]: 0, SIZES[-1]: 40}
-"""More rows than this are padded to that size (default: half of it). A call costs about as much as 32 rows."""
+_WORTH_PADDING = 160
+"""More rows than this are padded to the largest size; up to the second largest, to the next size."""
 
 Rows = tuple[torch.Tensor, ...]
 RowsFunction = Callable[..., Rows]
@@ -34,6 +34,17 @@ def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype == torch.float32:
         a, b = a.contiguous().view(torch.int32), b.contiguous().view(torch.int32)
     return torch.equal(a, b)
+
+
+def _preferred(remaining: int) -> tuple[int, ...]:
+    """Sizes for the next call, best first; the tile, which needs no proof here, is among them."""
+    if remaining > _WORTH_PADDING:
+        return SIZES[::-1]
+    ordinary = SIZES[:-1]
+    if remaining > ordinary[-1]:
+        return ordinary[::-1]
+    larger = tuple(size for size in ordinary if size >= remaining)
+    return larger + tuple(size for size in reversed(ordinary) if size < remaining) + (TILE,)
 
 
 class Proofs:
@@ -110,8 +121,7 @@ class RowFunction:
         sizes: list[int] = []
         remaining = max(count, 1)
         while remaining > 0:
-            fitting = (size for size in reversed(SIZES) if remaining > _WORTH_PADDING.get(size, size // 2))
-            sizes.append(next((size for size in fitting if self._is_proven(size, rows)), TILE))
+            sizes.append(next(size for size in _preferred(remaining) if self._is_proven(size, rows)))
             remaining -= sizes[-1]
         return tuple(sizes)
 
@@ -127,7 +137,7 @@ class RowFunction:
 
     def _prove(self, size: int, rows: Rows) -> bool:
         generator = torch.Generator().manual_seed(size)
-        count = max(size, TILE) * (2 if size < TILE else 1)
+        count = max(size, TILE)  # TILE divides every larger size, and smaller sizes divide it
         samples = tuple(torch.randn((count, *tensor.shape[1:]), generator=generator) for tensor in rows)
         if size == TILE:
             return self._blind_to_place(samples)
@@ -141,9 +151,9 @@ class RowFunction:
         return tuple(torch.cat(outs) for outs in zip(*(self._function(*part) for part in parts), strict=True))
 
     def _blind_to_place(self, rows: Rows) -> bool:
-        """Whether rolling the rows of a tile rolls its results, for every shift."""
+        """Whether rolling the rows of a tile, to the next place and by half a tile, rolls its results."""
         wanted = self._function(*rows)
-        for shift in range(1, TILE):
+        for shift in (1, TILE // 2):
             rolled = self._function(*(tensor.roll(shift, 0) for tensor in rows))
             if not all(bits_equal(a, b.roll(shift, 0)) for a, b in zip(rolled, wanted, strict=True)):
                 return False

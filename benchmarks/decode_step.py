@@ -1,0 +1,85 @@
+"""Wall time of a decode step of the whole pod.
+
+    superpod run -n 384 benchmarks/decode_step.py --model DIR             4 sequences on every rank
+    superpod run -n 384 benchmarks/decode_step.py --model DIR --lonely    one sequence in the whole pod
+
+Mini preset, 8 executed layers, real routing and experts, 128 tokens of KV or more a sequence, priced as
+DeepSeek-R1. A step runs from one status exchange of rank 0 to its next, sampling included. Prints the median.
+"""
+
+import argparse
+import json
+import os
+import time
+
+import numpy as np
+
+import emulator
+from serving.job import ReplayJob
+from serving.limits import KV_BLOCK_TOKENS
+from serving.rank_main import build
+from serving.request import RequestSpec
+
+PROMPT = 128
+
+
+class StepWatch:
+    """Takes the place of the progress display: host time at the end of each step of this rank."""
+
+    def __init__(self) -> None:
+        self.walls: list[float] = []
+
+    def update(self, rank: int, ended: int, now_ps: int) -> None:
+        self.walls.append(time.perf_counter())
+
+
+def requests(count: int, steps: int, vocab: int) -> list[RequestSpec]:
+    """Requests that all arrive at once and decode for `steps` steps."""
+    prompt = lambda i: np.random.default_rng(i).integers(0, vocab, PROMPT, dtype=np.int64)  # noqa: E731
+    return [RequestSpec(i, 0, prompt(i), PROMPT, 1, steps + 1, False, i) for i in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lonely", action="store_true")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--model", required=True, help="mini checkpoint: superpod make-checkpoint DIR")
+    args = parser.parse_args()
+    ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    job = ReplayJob(
+        model_dir=args.model,
+        num_ranks=ranks,
+        priced_as="deepseek-r1",
+        profile="cloudmatrix384",
+        batched_tokens=PROMPT * args.sequences,
+        max_seqs=args.sequences,
+        check_memory=False,
+    )
+    specs = requests(1 if args.lonely else ranks * args.sequences, args.steps, vocab=512)
+    device = emulator.init(managed_bytes=64 << 20)
+    watch = StepWatch()
+    engine, record, kv = build(job, specs, device, watch)  # type: ignore[arg-type]
+    engine.run()
+    kv.check_integrity()
+    if device.rank == 0:
+        steps = np.diff(np.array(watch.walls))[1 : args.steps]  # without the prefill and the last
+        print(
+            json.dumps(
+                {
+                    "ranks": ranks,
+                    "sequences": len(specs),
+                    "kv_tokens": PROMPT,
+                    "step_s_median": round(float(np.median(steps)), 4),
+                    "step_s_min": round(float(steps.min()), 4),
+                    "step_s_max": round(float(steps.max()), 4),
+                    "page_tokens": KV_BLOCK_TOKENS,
+                }
+            ),
+            flush=True,
+        )
+    emulator.finalize()
+
+
+if __name__ == "__main__":
+    main()

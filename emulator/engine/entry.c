@@ -133,7 +133,7 @@ static void block(local_t *l, i64 wait, i64 timeout)
     push(&l->ctx, l->rank, l->now, LATE | key_of(l->rank, l->seq, 0, S_CHECK), 0, l->rank, 0);
     if (timeout >= 0)
 #ifdef BREAK_TIMEOUT_FIRST
-        push(&l->ctx, l->rank, l->now + timeout, key_of(l->rank, l->seq, 0, S_TIMEOUT) >> 50 & 0, 0, l->rank, 0);
+        push(&l->ctx, l->rank, l->now + timeout, key_of(0, l->seq, 0, S_TIMEOUT), 0, l->rank, 0);
 #else
         push(&l->ctx, l->rank, l->now + timeout, LATE | key_of(l->rank, l->seq, 0, S_TIMEOUT), 0, l->rank, 0);
 #endif

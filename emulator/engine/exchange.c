@@ -70,7 +70,11 @@ static i64 gather(core_t *c, i64 i, i64 p, i64 t, i64 key, msg_t *out)
         if (start[q] == INF || (partial && done[q])) continue;
         if (meta[q] != of) k = cost_of(&c->cfg, of = meta[q]);
         msg_t m = { arrival(c, s, &k, p, q), staged(keys[q], S_INGRESS), (i32)q, (i32)i };
+        #ifdef BREAK_TIE
+        if (m.at <= t) out[found++] = m;
+#else
         if (m.at < t || (m.at == t && m.key < key)) out[found++] = m;
+#endif
         else low = min64(low, m.at);
     }
     AT(c, i64, s->low)[p] = low;
@@ -89,6 +93,16 @@ void sp_settle_rows(ctx_t *x, i64 p, i64 t, i64 key)
     for (i64 i = 0; i < 2 * c->cfg.channels; i++)
         sources += SLOT(c, i)->active && AT(c, i64, SLOT(c, i)->low)[p] <= t;
     if (!sources) return;
+#ifdef BREAK_NEXT_ROUND
+    if ((key & 63) == S_BULK) { /* forget what else reached this ingress */
+        for (i64 i = 0; i < 2 * c->cfg.channels; i++)
+            if (SLOT(c, i)->posted < n && SLOT(c, i)->active && AT(c, i64, SLOT(c, i)->low)[p] <= t) {
+                AT(c, i64, SLOT(c, i)->low)[p] = t + 1;
+                sources--;
+            }
+        if (!sources) return;
+    }
+#endif
     msg_t a[sources * n], tmp[sources * n];
     for (i64 i = 0; i < 2 * c->cfg.channels; i++)
         if (SLOT(c, i)->active && AT(c, i64, SLOT(c, i)->low)[p] <= t) found += gather(c, i, p, t, key, a + found);
@@ -174,9 +188,7 @@ void sp_bulk(ctx_t *x, i64 p, const node_t *e)
     core_t *c = x->c;
     slot_t *s = SLOT(c, e->aux);
     rank_t *r = RANK(c, p);
-#ifndef BREAK_ROWS_LAST
     sp_settle_rows(x, p, e->t, e->key);
-#endif
     i64 records = max64(AT(c, i64, s->meta_end)[p], AT(c, i64, s->self)[p]);
     AT(c, i64, s->records)[p] = records;
     if (++s->taken == c->cfg.n) close_slot(c, s);

@@ -52,7 +52,9 @@ static void ingress(ctx_t *x, i64 p, const node_t *e)
     op_t *o = op_of(c, e);
     int get = o->kind == OP_GET, l = CLASS(c, p, e->peer);
     i64 ser = occupy_ps(o->bytes, get ? c->cfg.read_bw[l] : c->cfg.write_bw[l]);
+#ifndef BREAK_CROSS_TRAFFIC
     sp_settle_rows(x, p, e->t, e->key);
+#endif
     i64 start = serve(RANK(c, p), PORT_INGRESS, e->t, ser);
     record(x, p, PORT_INGRESS, get ? KIND_GET : KIND_PUT, e->peer, e->t, e->key, start, start + ser, o->bytes);
     push(x, p, start + ser, staged(e->key, S_DELIVER), 0, e->peer, e->aux);
@@ -151,7 +153,8 @@ void sp_settle(ctx_t *x)
         i64 p = *winner, first = head[p];
         rank_t *r = RANK(c, p);
         if (first >= INF || c->fatal) break;
-#ifdef BREAK_OWN_BOUND
+#if defined BREAK_HOST_ORDER
+#elif defined BREAK_OWN_BOUND
         if (first >= *low + r->look) break;
 #else
         if (first >= r->bound || first >= *low + r->look) break;

@@ -50,7 +50,6 @@ from emulator.engine.twin_core import (
     S_CHECK,
     S_EGRESS,
     S_ROW,
-    S_TIMEOUT,
     Core,
     Op,
     fold,
@@ -201,7 +200,7 @@ class TwinEngine(BaseEngine):
         m.bound[r] = INF
         self._core.push(r, self._now, LATE | key_of(r, self._seq, 0, S_CHECK))
         if timeout >= 0:
-            self._core.push(r, self._now + timeout, LATE | key_of(r, self._seq, 0, S_TIMEOUT))
+            self._core.push(r, self._now + timeout, self._core.timeout_key(r, self._seq))
 
     def _sleep_until_woken(self, ticket: int) -> int:
         """Asleep until decided. The host time limit ends the run when no rank entered for so long."""

@@ -339,6 +339,9 @@ class Core:
             end = t + cfg.poll_price_ps * cfg.poll_max_polls
             self.push(p, end, LATE | key_of(p, m.seq[p], 0, S_POLL))
 
+    def timeout_key(self, p: int, seq: int) -> int:
+        return LATE | key_of(p, seq, 0, S_TIMEOUT)
+
     def mark_dead(self, p: int) -> None:
         m = self.m
         if m.state[p] not in (EXITED, DEAD):
@@ -388,8 +391,7 @@ class Core:
     def settle_rows(self, p: int, t: int, key: int) -> None:
         """Serve the records that reached p's ingress before (t, key), in key order."""
         m = self.m
-        slots = [s for s in range(2 * self.cfg.channels) if m.posted[s] and m.low[s][p] <= t]
-        found = [(s, self.arrived(s, p, t, key)) for s in slots]
+        found = [(s, self.arrived(s, p, t, key)) for s in self.slots_reaching(p, t)]
         found = [(s, q) for s, q in found if len(q)]
         if not found:
             return
@@ -402,6 +404,11 @@ class Core:
         order = np.lexsort((keys, at))
         self.serve_rows(p, slot[order], source[order], at[order], keys[order], ser[order], meta[order])
 
+    def slots_reaching(self, p: int, t: int) -> list[int]:
+        """Exchanges with a record that reaches p's ingress up to t."""
+        m = self.m
+        return [s for s in range(2 * self.cfg.channels) if m.posted[s] and m.low[s][p] <= t]
+
     def arrived(self, slot: int, p: int, t: int, key: int) -> Any:
         """Sources of the slot's records that reached p before (t, key) and are not served; marks them
         served."""
@@ -409,12 +416,15 @@ class Core:
         at = m.arrivals_at(slot, p)
         waiting = (m.posted_at[slot] < INF) & ~m.served[slot][p]
         waiting[p] = False
-        before = (at < t) | ((at == t) & (staged_all(m.keys[slot], S_INGRESS) < key))
+        before = self.before(at, staged_all(m.keys[slot], S_INGRESS), t, key)
         chosen = np.flatnonzero(waiting & before)
         m.served[slot][p][chosen] = True
         left = waiting & ~before
         m.low[slot][p] = int(at[left].min()) if left.any() else INF
         return chosen
+
+    def before(self, at: Any, keys: Any, t: int, key: int) -> Any:
+        return (at < t) | ((at == t) & (keys < key))
 
     def serve_rows(self, p: int, slot: Any, source: Any, at: Any, keys: Any, ser: Any, meta: Any) -> None:
         """A block of reservations of one ingress at once: a max-plus scan."""

@@ -117,7 +117,7 @@ def fork_ranks(shared: Shared, body) -> list[int]:
 
 
 def run(cfg, kind, make, slots, jitter=0.0, one_core=False, module=None, **extra):
-    """(log per rank, blocked per rank, port hashes, digests) of one run; make(rank) gives a rank's program."""
+    """(log per rank, blocked per rank, port hashes, digests) of a run; make(rank) gives its program."""
     shared = Shared(cfg, kind, module, slots, **extra)
 
     def body(engine, row):

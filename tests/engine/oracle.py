@@ -1,7 +1,8 @@
 """The definition of right: one event queue, one message at a time, no bounds, no shared memory.
 
-A program is a generator that yields (call, arguments) and is sent (value, time). `Oracle(cfg, programs).run()` gives
-every rank's list of (value, time), whether it ended blocked, and every port's reservations in order.
+A program is a generator that yields (call, arguments) and is sent (value, time). `Oracle(cfg,
+programs).run()` gives every rank's list of (value, time), whether it ended blocked,
+and every port's reservations in order.
 """
 
 import heapq

@@ -1,5 +1,5 @@
-"""Random programs whose every choice depends on all values and times returned so far: one picosecond off, and the
-rest of the program differs. A program yields (call, arguments) and is sent (value, time)."""
+"""Random programs whose every choice depends on all values and times returned so far: one picosecond off,
+and the rest of the program differs. A program yields (call, arguments) and is sent (value, time)."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Both engines equal the sequential oracle on random programs: values, times, deadlocks, every reservation."""
+"""Both engines equal the sequential oracle on random programs: values, times, deadlocks, reservations."""
 
 import os
 
@@ -53,7 +53,7 @@ def test_random_programs(part):
 
 
 def test_programs_reach_everything():
-    """The random programs are worth something: they block, deadlock, exit early, use every call and every class."""
+    """The random programs are worth something: they deadlock, use every call and every class."""
     calls, classes, deadlocks, chained = set(), set(), 0, 0
     for seed in range(48):
         cfg = config(seed)

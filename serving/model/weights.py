@@ -8,6 +8,7 @@ Mappings are private copy-on-write and never written.
 import json
 import math
 import mmap
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ __all__ = ["CheckpointFiles", "write_safetensors"]
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _ALIGN_BYTES = 64  # a cache line: every tensor we write starts on one
+_ENTRY = re.compile(rb"\s*:\s*(\{[^{}]*\})")
+_WINDOW = 1 << 13
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -37,25 +40,53 @@ class _MappedFile:
             raise UsageError(f"{path}: checkpoint file is missing") from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: cannot map checkpoint file: {error}") from None
-        self._data_start, self.entries = self._read_header()
+        self._data_start = self._find_data()
+        self._hint = 8  # tensors are asked for in about the order of the file
 
-    def _read_header(self) -> tuple[int, dict[str, Any]]:
+    def _find_data(self) -> int:
         size = len(self._map)
         length = struct.unpack("<Q", self._map[:8])[0] if size >= 8 else _MAX_HEADER_BYTES + 1
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise UsageError(
                 f"{self.path}: not a safetensors file (header length {length}, file {size} bytes)"
             )
+        if self._map[8:9] != b"{" or self._map[8 : 8 + length].rstrip()[-1:] != b"}":
+            raise UsageError(f"{self.path}: safetensors header is not JSON")
+        return 8 + length
+
+    def _entry(self, name: str) -> dict[str, Any] | None:
+        """The header's entry of one tensor, or None.
+
+        Only entries asked for are parsed: the whole of a large header, as objects, costs each rank megabytes.
+        """
+        ahead = self._map[self._hint : min(self._hint + _WINDOW, self._data_start)]
+        found = self._search(name, ahead, self._hint)
+        return found or self._search(name, self._map[8 : self._data_start], 8)
+
+    def _search(self, name: str, text: bytes, base: int) -> dict[str, Any] | None:
+        key = json.dumps(name).encode()
+        at = text.find(key)
+        while at >= 0:
+            match = _ENTRY.match(text, at + len(key))
+            if match:
+                self._hint = base + match.end()
+                return self._parsed(name, match[1])
+            at = text.find(key, at + 1)
+        return None
+
+    def _parsed(self, name: str, text: bytes) -> dict[str, Any]:
         try:
-            header = json.loads(self._map[8 : 8 + length])
+            entry: dict[str, Any] = json.loads(text)
         except ValueError:
-            raise UsageError(f"{self.path}: safetensors header is not JSON") from None
-        header.pop("__metadata__", None)
-        return 8 + length, header
+            raise UsageError(f"{self.path}: safetensors header: entry of {name} is not JSON") from None
+        missing = {"dtype", "shape", "data_offsets"} - entry.keys()
+        if missing:
+            raise UsageError(f"{self.path}: safetensors header: {name} lacks {', '.join(sorted(missing))}")
+        return entry
 
     def check(self, name: str, shape: tuple[int, ...]) -> int:
         """Byte offset in the file of a tensor that is whole and as expected."""
-        entry = self.entries.get(name)
+        entry = self._entry(name)
         if entry is None:
             raise UsageError(f"{self.path}: tensor {name} is missing")
         if entry["dtype"] != "F32":

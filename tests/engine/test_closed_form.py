@@ -139,7 +139,9 @@ def test_fan_out(kind):
     got = times(8, kind, body)
     ser = ps(4096, WRITE[3])
     for i, dst in enumerate((4, 5, 6, 7)):
-        assert got[dst] == 1 + i * ser + PUT[3] + ser  # the egress is the bottleneck, the posts cost 1 ps each
+        assert (
+            got[dst] == 1 + i * ser + PUT[3] + ser
+        )  # the egress is the bottleneck, the posts cost 1 ps each
 
 
 def test_put_with_an_opposing_get_on_one_egress(kind):

@@ -195,7 +195,7 @@ def kill_while(shared, body, doomed, moment):
 
 @pytest.mark.parametrize("keep_going", [False, True])
 def test_a_dead_rank_is_named(kind, keep_going):
-    """Killed while it runs, marked dead by the supervisor: who waits for it is told, the others go on or not."""
+    """Killed while it runs: who waits for it is told; the others go on or not."""
     shared = Shared(dataclasses.replace(machine(4), keep_going=keep_going), kind)
 
     def body(engine, row):

@@ -179,7 +179,7 @@ def test_a_put_keeps_egress_and_ingress_apart(kind):
 
 
 def test_barrier(kind):
-    """An exchange without rows among pod-distance ranks: the last to come decides, plus its row's way to me."""
+    """An exchange without rows: the last rank to come decides, plus its row's way to me."""
 
     def body(engine):
         engine.compute(1_000_000 * (engine.rank + 1))
@@ -195,7 +195,7 @@ def test_barrier(kind):
 
 
 def test_uniform_exchange(kind):
-    """Two ranks of a chip, one row each way: records, then both pulls at once, nothing in each other's way."""
+    """Two ranks of a chip, one row each way: records, then both pulls at once."""
 
     def body(engine):
         counts = np.zeros(2, dtype=np.int32)

@@ -21,8 +21,8 @@ def quantise_row(row: Float32) -> Float32:
     scale = np.float32(np.abs(row).max(initial=0.0)) / np.float32(127)
     if scale == 0:
         return np.zeros_like(row)
-    steps = np.array([np.rint(value / scale) for value in row], np.float32)
-    return steps * scale
+    steps = np.array([np.rint(value / scale) for value in row]).astype(np.int8)  # a negative zero is none
+    return steps.astype(np.float32) * scale
 
 
 def dispatch(

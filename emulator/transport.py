@@ -101,11 +101,15 @@ class Transport:
             self._map_private()
 
     def _allocate_shared(self, nbytes: int) -> Bytes:
-        window = self._mpi.Win.Allocate_shared(nbytes if self.rank == 0 else 0, 1, comm=self._comm)
+        """One piece held by rank 0, from a page on. MPI need not put it on one (a single rank's comes from
+        malloc), but its place within a page is the same in every process."""
+        room = nbytes + PAGE if self.rank == 0 else 0
+        window = self._mpi.Win.Allocate_shared(room, 1, comm=self._comm)
         window.Lock_all(self._mpi.MODE_NOCHECK)
         self._windows.append(window)
         memory, _ = window.Shared_query(0)
-        return np.frombuffer(memory, dtype=np.uint8)[:nbytes]
+        start = -memory.address % PAGE
+        return np.frombuffer(memory, dtype=np.uint8)[start : start + nbytes]
 
     def _map_shared(self, memory: Bytes) -> None:
         start = self.sizes.control

@@ -7,10 +7,10 @@
     ''', transport="rma")
     assert result.reports[0]["now_ps"] == 0 and result.result["ranks"] == 4
 
-The program is text (or a path); `report(**values)` in it hands JSON values back, one dict a rank, the
-later call winning. `result.result` is the run's own result, with `trace_sha256`. The launcher is "fork"
-(`superpod run`), "rank" (`mpirun superpod-rank`) or "plain" (`mpirun python`); "auto" takes the fork
-server where it works.
+The program is text (or a path); `report(**values)` in it hands JSON values back, one dict a rank, the later
+call winning. `result.result` is the run's own result, with `trace_sha256`. Launchers: "fork" (what `superpod
+run` does, with any configuration), "cli" (`superpod run` itself), "rank" (`mpirun superpod-rank`), "plain"
+(`mpirun python`); "auto" takes the fork server where it works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +29,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-MPIRUN = "mpirun --oversubscribe --mca osc ^ucx --mca pml ob1 --mca btl self,sm".split()
+MPIRUN = ["mpirun", "--oversubscribe"]
+MCA = ["--mca", "osc", "^ucx", "--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
+FORK = (
+    "import sys; from launch.run import run_job; sys.exit(run_job(int(sys.argv[1]), sys.argv[2:]).exit_code)"
+)
 PRELUDE = """
 import json as _json, os as _os
 def report(**values):
@@ -102,12 +105,14 @@ def _launcher(name: str) -> str:
 
 def _command(launcher: str, num_ranks: int, path: Path, args: tuple[str, ...]) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    mpirun = [*MPIRUN[:1], *root, *MPIRUN[1:], "-n", str(num_ranks)]
-    if launcher == "plain":
-        return [*mpirun, sys.executable, str(path), *args]
-    if launcher == "rank":
-        return [*mpirun, "superpod-rank", str(path), *args]
-    return ["superpod", "run", "-n", str(num_ranks), str(path), *args]
+    mpirun = [*MPIRUN, *root, *MCA, "-n", str(num_ranks)]
+    program = [str(path), *args]
+    return {
+        "plain": [*mpirun, sys.executable, *program],
+        "rank": [*mpirun, "superpod-rank", *program],
+        "cli": ["superpod", "run", "-n", str(num_ranks), *program],
+        "fork": [sys.executable, "-c", FORK, str(num_ranks), *program],
+    }[launcher]
 
 
 def _run(command: list[str], environ: dict[str, str], timeout_s: float) -> Ran:
@@ -131,14 +136,12 @@ def _run(command: list[str], environ: dict[str, str], timeout_s: float) -> Ran:
 @functools.cache
 def fork_server_works() -> bool:
     """Whether `superpod run` starts ranks here."""
-    if shutil.which("superpod", path=f"{BIN}:{os.environ['PATH']}") is None:
-        return False
     with tempfile.TemporaryDirectory(prefix="superpod-test-") as folder:
         path = Path(folder) / "hello.py"
         path.write_text("print('hello')\n")
-        environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+        environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
         try:
-            ran = _run(["superpod", "run", "-n", "1", str(path)], environ, 60)
+            ran = _run(_command("fork", 1, path, ()), environ, 60)
         except AssertionError:
             return False
     return ran.code == 0 and "hello" in ran.stdout

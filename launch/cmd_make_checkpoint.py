@@ -1,7 +1,26 @@
-"""Placeholder while being written."""
+"""`superpod make-checkpoint`: write a random model in Hugging Face format."""
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
+    app.command("make-checkpoint")(make_checkpoint_command)
+
+
+def make_checkpoint_command(
+    directory: Annotated[Path, typer.Argument(help="Where to write config.json and the tensors.")],
+    preset: Annotated[str, typer.Option(help="mini routes as DeepSeek-R1 does; tiny is for tests.")] = "mini",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+) -> int:
+    """Write a seeded random DeepSeek-V3 model: config.json and safetensors."""
+    from serving.model.checkpoint import make_checkpoint  # torch takes a second: only this command needs it
+
+    config = make_checkpoint(directory, preset, seed, overwrite=overwrite)
+    layers, experts = config.num_hidden_layers, config.n_routed_experts
+    typer.echo(f"{directory}: {preset}, seed {seed}, {layers} layers, {experts} routed experts")
+    return 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,12 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UsageError(f"{option} {value}: choose one of {', '.join(choices)}")
     return value
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Make sure a file can be written at the end of a run. Raises UsageError."""
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise UsageError(f"{option} {path}: cannot write a file there")
 
 
 def check_clock(value: str) -> None:
@@ -63,10 +70,11 @@ Overrides = Annotated[
 
 
 def run_command(
-    program: Annotated[
-        list[str], typer.Argument(metavar="PROGRAM ARGS…", help="app.py …, or -- -m module …")
-    ],
     num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies) to start.")],
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="PROGRAM ARGS…", help="A script with its arguments.")
+    ] = None,
+    module: Annotated[str | None, typer.Option("-m", help="Run a module instead, as python -m does.")] = None,
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
     overrides: Overrides = None,
@@ -82,18 +90,24 @@ def run_command(
 
     It behaves as under a plain mpirun: input, output, exit code, Ctrl-C.
     """
+    argv = [*(["-m", module] if module else []), *(program or [])]
+    if not argv:
+        raise UsageError("superpod run: name a program, e.g. superpod run -n 16 app.py")
     check_clock(clock)
     check_choice("--transport", transport, ("shared", "rma"))
     settings = parse_set(overrides or [])
+    check_writable("--trace-out", trace_out)
+    check_writable("--json", json_out)
     check_pod(num_ranks, pod, settings)
     config: dict[str, Any] = {"profile": pod, "set": settings, "transport": transport, "seed": seed}
     result = run.run_job(
         num_ranks,
-        program,
+        argv,
         config | {"keep_going": keep_going},
         keep_going=keep_going,
         accelerate=accelerate,
         progress=progress,
+        trace_out=trace_out,
         measure_memory=json_out is not None,
         started_s=run.command_start_s(),
     )

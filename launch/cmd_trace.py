@@ -1,7 +1,39 @@
-"""Placeholder while being written."""
+"""`superpod trace`: export a trace directory, and compare two traces."""
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from launch import tracefile
+
 
 def register(app: typer.Typer) -> None:
-    """Add the subcommand."""
+    """Add the subcommands."""
+    trace = typer.Typer(help="Look at traces of runs.", no_args_is_help=True)
+    trace.command("diff")(diff)
+    trace.command("export")(export)
+    app.add_typer(trace, name="trace")
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="A trace directory or a file of --trace-out.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+) -> int:
+    """Show the first difference of two traces in virtual time. Exit code 0: none, 1: there is one."""
+    found = tracefile.first_difference(a, b)
+    if found is None:
+        typer.echo("the traces are equal")
+        return 0
+    for path, event in zip((a, b), found, strict=True):
+        typer.echo(f"{path}: {event if event is not None else 'this track has ended'}")
+    return 1
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="A trace directory.")],
+    out: Annotated[Path, typer.Argument(help="The JSON file to write, for ui.perfetto.dev.")],
+) -> int:
+    """Write a trace directory as Perfetto/Chrome JSON."""
+    typer.echo(f"{tracefile.export(directory, out)} events")
+    return 0

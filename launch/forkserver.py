@@ -292,6 +292,14 @@ def _remove_dead_session(session: str) -> None:
         shutil.rmtree(session, ignore_errors=True)
 
 
+def _sweep(stem: str) -> None:
+    """Remove what jobs of a killed server left, whose mpirun (named in the directory) is gone too."""
+    for path in paths.SHM.glob(f"superpod-{os.getuid()}-{stem}-prterun-*"):
+        pid = path.name.rpartition("@")[0].rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _command(*args: str) -> list[str]:
     return [sys.executable, "-P", "-m", "launch.forkserver", *args]
 
@@ -397,6 +405,8 @@ def main(argv: list[str] | None = None) -> int:
     gc.freeze()
     gc.disable()
     osproc.collapse_heap()
+    if args.lock:
+        _sweep(Path(args.path).stem)
     server = Server(args)
     if args.first_fd is not None:
         server.take(socket.socket(fileno=args.first_fd))

@@ -32,11 +32,12 @@ class JobTable:
 
     def __init__(self, num_local: int) -> None:
         self.num_local = num_local
-        self._map = mmap.mmap(-1, 8 * (_HEAD + 2 * num_local))
+        self._map = mmap.mmap(-1, 8 * (_HEAD + 5 * num_local))
         words = np.frombuffer(self._map, np.int64)
         self._head = words[:_HEAD]
-        self._entered = words[_HEAD : _HEAD + num_local]
-        self._ready = words[_HEAD + num_local :]
+        self._entered, self._ready, self._ending, self._finalized, self._ended = words[_HEAD:].reshape(
+            5, num_local
+        )
 
     def entered(self, local_rank: int) -> None:
         """Note that this rank's program starts now."""
@@ -45,6 +46,26 @@ class JobTable:
     def ready(self, local_rank: int) -> None:
         """Note that this rank's MPI is up now."""
         self._ready[local_rank] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def ending(self, local_rank: int) -> None:
+        """Note that this rank is about to finalise MPI."""
+        self._ending[local_rank] = 1
+
+    def finalized(self, local_rank: int) -> None:
+        """Note that MPI_Finalize has returned on this rank."""
+        self._finalized[local_rank] = 1
+
+    def ended(self, local_rank: int) -> None:
+        """Note that this rank's process has ended (the template does)."""
+        self._ended[local_rank] = 1
+
+    def all_ending(self) -> bool:
+        """Tell whether no rank here will do anything more that a finalising rank could help with."""
+        return bool((self._ending | self._ended).all())
+
+    def any_lost(self) -> bool:
+        """Tell whether a rank ended without finalising: MPI_Finalize would wait for it for ever."""
+        return bool(((self._ended != 0) & (self._ready != 0) & (self._finalized == 0)).any())
 
     def set_accelerated(self, on: bool) -> None:
         self._head[_ACCELERATED] = on

@@ -9,13 +9,16 @@ initialised, at the first import.
 import importlib.abc
 import importlib.machinery
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from launch.jobtable import JobTable
 from launch.osproc import RUNNING_SLACK_NS, STARTING_SLACK_NS, set_timer_slack
 
 _NAME = "mpi4py.MPI"
+_LONGEST_PAUSE_S = 0.1
 _LEVELS = {"single": 0, "funneled": 1, "serialized": 2, "multiple": 3}
 
 
@@ -24,13 +27,15 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     Args:
         module: the loaded, uninitialised `mpi4py.MPI`.
-        on_ready: called once, after MPI was initialised.
+        table: the job's table.
+        local_rank: this rank's place in it.
     """
 
-    def __init__(self, module: ModuleType, on_ready: Callable[[], None]) -> None:
+    def __init__(self, module: ModuleType, table: JobTable, local_rank: int) -> None:
         self.module: Any = module
         self._spec = module.__spec__
-        self._on_ready = on_ready
+        self._table = table
+        self._local_rank = local_rank
         self._auto_finalize = False
 
     def install(self) -> None:
@@ -78,7 +83,7 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 return init(*args, **kwargs)
             finally:
                 set_timer_slack(RUNNING_SLACK_NS)
-                self._on_ready()
+                self._table.ready(self._local_rank)
 
         return wrapped
 
@@ -86,8 +91,26 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def wrapped() -> None:
             set_timer_slack(STARTING_SLACK_NS)
             try:
-                finalize()
+                if self._meet_at_the_end():
+                    finalize()
+                    self._table.finalized(self._local_rank)
             finally:
                 set_timer_slack(RUNNING_SLACK_NS)
 
         return wrapped
+
+    def _meet_at_the_end(self) -> bool:
+        """Wait, mostly asleep, until the other ranks here finalise too or have ended; return whether
+        MPI_Finalize can end.
+
+        It cannot when a rank was lost and the survivors go on (`--keep-going`, mpirun --continuous): Open
+        MPI would wait for it for ever. They then end without MPI_Finalize, which mpirun accepts in that
+        mode.
+        """
+        self._table.ending(self._local_rank)
+        pause_s = 0.005
+        while not self._table.all_ending():
+            self.module.COMM_WORLD.Iprobe()  # a peer may need our progress to complete what we have sent
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return not self._table.any_lost()

@@ -75,6 +75,10 @@ class RunDirectory:
     def session(self) -> Path:
         return self.path / "tmp"
 
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace"
+
     def remove(self) -> None:
         """Remove both directories, and the runtime directory when this was its last run."""
         remove_run(self.path)
@@ -103,4 +107,6 @@ def sweep() -> list[Path]:
             pass
         finally:
             os.close(fd)
+    with contextlib.suppress(OSError):
+        runtime_directory().rmdir()
     return swept

@@ -18,11 +18,12 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from emulator.errors import UsageError
-from launch import limits, mpirun, osproc, paths
+from launch import limits, mpirun, osproc, paths, tracefile
 from launch.jobtable import JobStatus
 from launch.memory import PssSampler
 from launch.progress import StartProgress
@@ -205,6 +206,7 @@ def run_job(
     rank_bytes: int = 0,
     shm_bytes: int = 0,
     environment: Mapping[str, str] | None = None,
+    trace_out: Path | None = None,
     started_s: float | None = None,
 ) -> JobResult:
     """Run `argv` (a program with its arguments, or `-m module …`) on `num_ranks` forked ranks of this host.
@@ -220,6 +222,7 @@ def run_job(
         rank_bytes: private memory the program wants per rank on top of the start; checked before starting.
         shm_bytes: shared memory the program wants in all; checked before starting.
         environment: environment of the ranks, `os.environ` by default.
+        trace_out: write a trace of the run there as Perfetto/Chrome JSON.
         started_s: CLOCK_BOOTTIME seconds from which `startup_wall_s` counts; default: now.
 
     Returns:
@@ -232,8 +235,6 @@ def run_job(
     check_start(num_ranks, rank_bytes, shm_bytes)
     limits.raise_file_limit()
     env = dict(os.environ if environment is None else environment)
-    if config is not None:
-        env["SUPERPOD_CONFIG"] = json.dumps(dict(config))
     if not accelerate:
         env["SUPERPOD_ACCELERATE"] = "0"
     try:
@@ -241,6 +242,11 @@ def run_job(
         job = _Job(num_ranks, StartProgress(num_ranks, progress), measure_memory)
     except OSError as e:
         raise UsageError(f"cannot make the run's directories: {e}") from None
+    if trace_out is not None:
+        job.directory.trace.mkdir()
+        config = {**(config or {}), "trace": str(job.directory.trace)}
+    if config is not None:
+        env["SUPERPOD_CONFIG"] = json.dumps(dict(config))
     with _SignalsHeld() as held:
         try:
             job.start_server(held, env)
@@ -250,6 +256,8 @@ def run_job(
             command = mpirun.command(num_ranks, program, keep_going=keep_going, export=export)
             job.start_mpirun(held, command, mpirun.environment(env, job.directory.session))
             code = job.watch()
+            if trace_out is not None and any(job.directory.trace.iterdir()):
+                tracefile.export(job.directory.trace, trace_out)
         finally:
             job.clean_up()
     return _result(job, code, begin, begin if started_s is None else started_s)

@@ -101,8 +101,11 @@ def lock_server(path: str, how: int) -> int | None:
     wait."""
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            create = 0 if how & fcntl.LOCK_NB else os.O_CREAT
+            fd = os.open(path, os.O_RDWR | create | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
+            if how & fcntl.LOCK_NB:
+                return None
             runtime_directory()
             continue
         try:
@@ -175,20 +178,32 @@ def send_hello(c: socket.socket) -> None:
     c.sendall(body)
 
 
+def remove_tree(path: str) -> bool:
+    """Remove a directory of files; return whether we were the ones who did."""
+    try:
+        for name in os.listdir(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except OSError:
+        return False
+    return True
+
+
 def server_gone(stem: str, directory: bytes) -> NoReturn:
     """The server was killed: what it can no longer remove, its last stubs do."""
-    if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0") == "0":
+    first = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0") == "0"
+    if directory:
+        first = remove_tree(os.fsdecode(directory))
+    if first:  # one of hundreds says so
         hint = b"(SUPERPOD_SERVER_LOG=FILE keeps its messages)"
         os.write(2, b"superpod-rank: the fork server ended before this rank did " + hint + b"\n")
-    if directory:
-        import shutil
-
-        shutil.rmtree(directory, ignore_errors=True)
     lock = lock_server(stem + ".lock", fcntl.LOCK_EX | fcntl.LOCK_NB) if stem else None
     if lock is not None and connect(stem + ".sock") is None:
         for path in (stem + ".sock", stem + ".lock"):
             if os.path.lexists(path):
                 os.unlink(path)
+    if stem:
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(stem))
     os._exit(1)

@@ -44,6 +44,7 @@ def hand_down(channel: socket.socket, message: bytes, stub: socket.socket, files
 class _Rank:
     pid: int
     stub: socket.socket
+    local: int
 
 
 class Template:
@@ -126,7 +127,9 @@ class Template:
             self._be_rank(hello, stub, stub_pid, files[1:])
         for f in files[1:]:
             os.close(f)
-        rank = self.ranks[stub.fileno()] = self.by_pid[pid] = _Rank(pid, stub)
+        rank = self.ranks[stub.fileno()] = self.by_pid[pid] = _Rank(
+            pid, stub, hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
+        )
         wire.send_note(stub, wire.DIRECTORY, os.fsencode(self.shm))
         wire.send_note(stub, wire.STARTED, pid)
         self.epoll.register(rank.stub, select.EPOLLIN)
@@ -155,6 +158,7 @@ class Template:
             del self.ranks[rank.stub.fileno()]
             if self.accelerated:
                 self.table.set_board(board.answers(), board.refuted())
+            self.table.ended(rank.local)
             wire.send_note(rank.stub, wire.ENDED, os.waitstatus_to_exitcode(status))
             rank.stub.close()
 
@@ -177,9 +181,7 @@ class Template:
             mpi: Any = sys.modules["mpi4py.MPI"]
             sys.modules["numpy"].random.seed()
             gc.enable()
-            become_program(
-                hello, PreloadedMpi(mpi, lambda: self.table.ready(local)), lambda: self.table.entered(local)
-            )
+            become_program(hello, PreloadedMpi(mpi, self.table, local), lambda: self.table.entered(local))
         except BaseException:
             traceback.print_exc()
         finally:

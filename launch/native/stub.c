@@ -169,7 +169,8 @@ static int try_connect(const char *path) {
 
 static int lock_server(int how) {                /* the lock file, locked and still the one at its path; or -1 */
     for (;;) {
-        int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        int wait = !(how & LOCK_NB), fd = open(lock_path, O_RDWR | O_CLOEXEC | (wait ? O_CREAT : 0), 0600);
+        if (fd < 0 && errno == ENOENT && !wait) return -1;
         if (fd < 0 && errno == ENOENT) { make_runtime_dir(); continue; }
         if (fd < 0) fail(lock_path);
         while (flock(fd, how)) {
@@ -232,26 +233,27 @@ static int reach_server(void) {
 
 /* ---- waiting for the rank ---- */
 
-static void remove_tree(const char *path) {      /* one level deep is all the server makes */
+static int remove_tree(const char *path) {       /* one level deep is all the server makes; 1 if we were the ones */
     DIR *d = opendir(path);
-    if (!d) return;
+    if (!d) return 0;
     for (struct dirent *e; (e = readdir(d));) unlinkat(dirfd(d), e->d_name, 0);
     closedir(d);
-    rmdir(path);
+    return !rmdir(path);
 }
 
 static void server_gone(void) {                  /* killed: what it can no longer remove, its last stubs do */
-    const char *first = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-    if (!first || !strcmp(first, "0")) fputs("superpod-rank: the fork server ended before this rank did "
-                                              "(SUPERPOD_SERVER_LOG=FILE keeps its messages)\n", stderr);
-    if (*job_directory) remove_tree(job_directory);
+    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    int first = *job_directory ? remove_tree(job_directory) : !rank || !strcmp(rank, "0");
+    if (first)                                   /* one of hundreds says so */
+        fputs("superpod-rank: the fork server ended before this rank did (SUPERPOD_SERVER_LOG=FILE keeps its messages)\n",
+              stderr);
     int lock = *lock_path ? lock_server(LOCK_EX | LOCK_NB) : -1;
     if (lock >= 0) {
         int c = try_connect(socket_path);
         if (c < 0 && errno == ECONNREFUSED) unlink(socket_path);
         if (c < 0) unlink(lock_path);
-        rmdir(runtime_dir);
     }
+    if (*lock_path) rmdir(runtime_dir);
     _exit(1);
 }
 

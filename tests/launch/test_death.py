@@ -1,0 +1,160 @@
+"""The chain of deaths, each link at 16 ranks: who ends with whom, with which exit status, and that nothing
+is left."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sandbox import PROGRAMS, Sandbox, wait_for
+
+N = 16
+HOLD = str(PROGRAMS / "hold.py")
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
+
+
+def start(
+    sandbox: Sandbox, how: str, options: tuple[str, ...] = ()
+) -> tuple[subprocess.Popen[str], list[int]]:
+    command = {"superpod": sandbox.superpod, "mpirun": sandbox.forked}[how]
+    p = sandbox.popen(command(N, HOLD, str(sandbox.pids_dir), options=options), start_new_session=True)
+    return p, sandbox.rank_pids(N)
+
+
+def gone(pids: list[int]) -> Callable[[], bool]:
+    return lambda: not any(Path(f"/proc/{p}").exists() for p in pids)
+
+
+def only(pids: list[int]) -> int:
+    assert len(pids) == 1, pids
+    return pids[0]
+
+
+def fork_server(sandbox: Sandbox) -> int:
+    """The server itself: template and ranks have the same command line, but an ancestor that has it too."""
+    servers = sandbox.processes("launch.forkserver")
+    parent = {p: int(Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[1]) for p in servers}
+    return only([p for p in servers if parent[p] not in servers])
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_killed_rank_ends_the_job_with_its_signal(sandbox: Sandbox, how: str) -> None:
+    p, ranks = start(sandbox, how)
+    os.kill(ranks[5], signal.SIGKILL)
+    assert p.wait(30) == 128 + signal.SIGKILL
+    sandbox.assert_clean()
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_killed_stub_takes_its_rank_along(sandbox: Sandbox, how: str) -> None:
+    p, ranks = start(sandbox, how)
+    stubs = sandbox.processes("superpod-rank\0")
+    stubs = [s for s in stubs if b"prterun" not in Path(f"/proc/{s}/cmdline").read_bytes()]
+    assert len(stubs) == N
+    os.kill(stubs[3], signal.SIGKILL)
+    assert p.wait(30) == 128 + signal.SIGKILL
+    wait_for(gone(ranks), 10)
+    sandbox.assert_clean()
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_killed_mpirun_takes_all_along(sandbox: Sandbox, how: str) -> None:
+    p, ranks = start(sandbox, how)
+    os.kill(only(sandbox.processes("prterun")), signal.SIGKILL)
+    assert p.wait(30) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    wait_for(gone(ranks), 10)
+    sandbox.assert_clean()
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_killed_fork_server_takes_all_along(sandbox: Sandbox, how: str) -> None:
+    p, ranks = start(sandbox, how)
+    os.kill(fork_server(sandbox), signal.SIGKILL)
+    wait_for(gone(ranks), 10)
+    assert p.wait(30) not in (0, None)
+    assert "fork server ended" in p.communicate()[1]
+    sandbox.assert_clean()
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_killed_template_takes_its_ranks_along(sandbox: Sandbox, how: str) -> None:
+    p, ranks = start(sandbox, how)
+    template = int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(template, signal.SIGKILL)
+    wait_for(gone(ranks), 10)
+    assert p.wait(30) not in (0, None)
+    sandbox.assert_clean()
+
+
+def test_killed_command_takes_all_along(sandbox: Sandbox) -> None:
+    p, ranks = start(sandbox, "superpod")
+    p.kill()
+    p.wait(5)
+    wait_for(gone(ranks), 10)
+    sandbox.assert_clean()
+
+
+def test_command_and_fork_server_killed_at_once_are_swept_by_the_next_run(sandbox: Sandbox) -> None:
+    p, ranks = start(sandbox, "superpod")
+    os.kill(fork_server(sandbox), signal.SIGKILL)
+    p.kill()
+    p.wait(5)
+    wait_for(gone(ranks), 10)
+    wait_for(lambda: not sandbox.processes(), 10)
+    assert sandbox.leftovers(), "nobody was left to remove the run's directory"
+    assert sandbox.run(sandbox.superpod(1, "-m", "this")).returncode == 0
+    sandbox.assert_clean()
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_to_the_command_alone(sandbox: Sandbox, how: str, signum: signal.Signals) -> None:
+    p, ranks = start(sandbox, how)
+    p.send_signal(signum)
+    code = p.wait(30)
+    assert code == plain_exit_code(sandbox, signum)
+    wait_for(gone(ranks), 10)
+    sandbox.assert_clean()
+
+
+def plain_exit_code(sandbox: Sandbox, signum: signal.Signals) -> int:
+    """What a plain mpirun of two sleeping processes does with that signal."""
+    before = set(sandbox.processes("sleep"))
+    p = sandbox.popen(sandbox.mpirun(2, "sleep", "60"))
+    wait_for(lambda: len(set(sandbox.processes("sleep\00060")) - before) >= 2)
+    p.send_signal(signum)
+    return p.wait(30)
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_keep_going_survivors_finish(sandbox: Sandbox, how: str) -> None:
+    options = ("--keep-going",) if how == "superpod" else ("--continuous",)
+    p, ranks = start(sandbox, how, options)
+    os.kill(ranks[5], signal.SIGKILL)
+    wait_for(gone([ranks[5]]), 10)
+    assert p.poll() is None
+    (sandbox.pids_dir / "go").touch()
+    out, _ = p.communicate(timeout=60)
+    assert sorted(out.split("\n")[:-1]) == sorted(f"rank {r} goes on" for r in range(N) if r != 5)
+    sandbox.assert_clean()
+
+
+def test_a_signal_reaches_the_program(sandbox: Sandbox) -> None:
+    program = sandbox.pids_dir / "usr1.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "def heard(*_):\n    print('heard'); sys.exit(9)\n"
+        "signal.signal(signal.SIGUSR1, heard)\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "while True: signal.pause()\n"
+    )
+    ready = sandbox.pids_dir / "ready"
+    p = sandbox.popen(sandbox.forked(1, str(program), str(ready)))
+    wait_for(lambda: ready.exists() and ready.read_text())
+    stub = only([s for s in sandbox.processes("superpod-rank\0") if s not in sandbox.processes("prterun")])
+    os.kill(stub, signal.SIGUSR1)
+    out, _ = p.communicate(timeout=20)
+    assert (p.returncode, out) == (9, "heard\n")
+    sandbox.assert_clean()

@@ -150,52 +150,63 @@ class _BlockAttention:
         return self._normalised(sums.view(batch, blocks, rows, -1))
 
     def _by_tiles(
-        self, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, first_masked: int
+        self, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, first_masked: int, step: int = 0
     ) -> torch.Tensor:
-        """The ground truth of `_batched`: every product and exponential on one tile and one block."""
+        """The ground truth of `_batched`: every product on one tile of `step` queries and one block of keys."""
+        if not step:
+            blind = self._proofs.holds(
+                ("attention.place", self._heads, self._width, self._rank), self._prove_blind
+            )
+            step = QUERY_TILE if blind else 1
         batch, rows, _ = queries.shape
         blocks = keys.shape[0] // batch
-        tile = QUERY_TILE * self._heads
-        padded = F.pad(queries, (0, 0, 0, -rows % tile))
-        tiles = [list(torch.split(sequence, tile)) for sequence in padded.unbind(0)]
-        by_sequence = keys.view(batch, blocks, KEY_BLOCK, -1)
+        by_sequence = keys.view(batch, blocks, KEY_BLOCK, self._width)
         scores = torch.stack(
-            [
-                torch.stack(
-                    [
-                        torch.cat([torch.mm(part, block[:, :-1].t()) for part in tiles[b]])
-                        for block in by_sequence[b]
-                    ]
-                )
-                for b in range(batch)
-            ]
-        )
-        visible = scores[:, :, :rows]
-        _hide(visible, mask, first_masked, self._heads)
-        scores.sub_(scores.amax((1, 3), keepdim=True))
-        values = by_sequence[..., self._width - self._rank - 1 :]
+            [self._tiled(queries[b], key[:, :-1].t(), step) for b in range(batch) for key in by_sequence[b]]
+        ).view(batch, blocks, rows, KEY_BLOCK)
+        _hide(scores, mask, first_masked, self._heads)
+        weights = scores.sub_(scores.amax((1, 3), keepdim=True)).exp_()
         sums = [
-            torch.cat([torch.mm(part.exp(), values[b, k]) for part in torch.split(scores[b, k], tile)])
+            self._tiled(weights[b, k], by_sequence[b, k, :, self._width - self._rank - 1 :], step)
             for b in range(batch)
             for k in range(blocks)
         ]
-        return self._normalised(torch.stack(sums).view(batch, blocks, padded.shape[1], -1)[:, :, :rows])
+        return self._normalised(torch.stack(sums).view(batch, blocks, rows, -1))
+
+    def _tiled(self, rows: torch.Tensor, matrix: torch.Tensor, step: int) -> torch.Tensor:
+        """rows [m, k] times matrix [k, n]: `step` queries at a time, padded to `QUERY_TILE` of them."""
+        size = QUERY_TILE * self._heads
+        parts = torch.split(rows, step * self._heads)
+        return torch.cat(
+            [torch.mm(F.pad(part, (0, 0, 0, size - len(part))), matrix)[: len(part)] for part in parts]
+        )
 
     def _normalised(self, sums: torch.Tensor) -> torch.Tensor:
-        """Add the blocks' sums [b, blocks, m, kv rank + 1] in order and divide by the denominator column."""
-        total = sums[:, 0]
-        for block in range(1, sums.shape[1]):
-            total = total + sums[:, block]
+        """Add the blocks' sums [b, blocks, m, rank + 1] in order, in place, and divide by the last column."""
+        total, *others = sums.unbind(1)
+        for block in others:
+            total.add_(block)
         return total[..., : self._rank] / total[..., self._rank :]
 
+    def _prove_blind(self) -> bool:
+        """Whether a query's place in the tile is without effect: tiles equal queries taken one by one."""
+        arguments = self._sample(4, QUERY_TILE * self._heads, 1)
+        return bits_equal(self._by_tiles(*arguments, step=QUERY_TILE), self._by_tiles(*arguments, step=1))
+
     def _prove(self, batch: int, rows: int, blocks: int) -> bool:
+        arguments = self._sample(batch, rows, blocks)
+        return bits_equal(self._batched(*arguments), self._by_tiles(*arguments))
+
+    def _sample(
+        self, batch: int, rows: int, blocks: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+        """Random queries and keys of these numbers, and a mask that hides nothing."""
         generator = torch.Generator().manual_seed(blocks)
         queries = torch.randn((batch, rows, self._width - 1), generator=generator)
         keys = torch.randn((batch * blocks, KEY_BLOCK, self._width), generator=generator)
         keys[:, :, -1] = 1.0
         mask = torch.zeros(batch, 1, rows // self._heads, 1, KEY_BLOCK)
-        arguments = (queries, keys, mask, blocks - 1)
-        return bits_equal(self._batched(*arguments), self._by_tiles(*arguments))
+        return queries, keys, mask, blocks - 1
 
 
 def _hide(scores: torch.Tensor, mask: torch.Tensor, first_masked: int, heads: int) -> None:

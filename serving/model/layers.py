@@ -7,12 +7,12 @@ Each piece is separate, so that serving can put communication between them, and 
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 
 from emulator.errors import UsageError
 from serving.model.attention import LatentAttention
 from serving.model.checkpoint import expert_shapes
 from serving.model.config import ModelConfig
+from serving.model.elementwise import sigmoid_, silu_
 from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan
 from serving.model.routing import choose_experts
@@ -32,7 +32,7 @@ def gated_mlp(
     down = files.tensor(f"{prefix}.down_proj.weight", hidden, width).t()
 
     def function(x: torch.Tensor) -> Rows:
-        return (torch.mm(F.silu(torch.mm(x, gate), inplace=True).mul_(torch.mm(x, up)), down),)
+        return (torch.mm(silu_(torch.mm(x, gate)).mul_(torch.mm(x, up)), down),)
 
     return RowFunction(f"mlp.{width}", function, proofs)
 
@@ -134,11 +134,11 @@ class Layer:
     def _route_rows(self, h: torch.Tensor) -> Rows:
         """The bias steers the choice only: the groups with the best two experts, then the best experts."""
         config = self._config
-        scores = torch.mm(h, self._gate).sigmoid_()
+        scores = sigmoid_(torch.mm(h, self._gate))
         idx = choose_experts(
             (scores + self._bias).numpy(), config.n_group, config.topk_group, config.num_experts_per_tok
         )
         weights = scores.gather(1, idx)
         if config.norm_topk_prob:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return idx, weights * config.routed_scaling_factor
+            weights.div_(weights.sum(-1, True).add_(1e-20))
+        return idx, weights.mul_(config.routed_scaling_factor)

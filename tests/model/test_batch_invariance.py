@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from serving.model import Model, PagedKV, combine_in_order, load_model
+from serving.model import PRESETS, Model, PagedKV, combine_in_order, load_model, make_checkpoint
 from serving.model import rows as rows_module
 from serving.model.layers import Layer
 from serving.model.plan import StepPlan
@@ -99,6 +99,30 @@ def test_random_company(tiny: Model, page_size: int, max_chunk: int) -> None:
     rng = np.random.default_rng(page_size * 1000 + max_chunk)
     lengths = rng.integers(1, 150 if max_chunk > 1 else 70, size=5).tolist()
     assert_same(tiny, lengths, page_size, max_chunk, seed=page_size + max_chunk)
+
+
+ODD = {
+    "hidden_size": 36,
+    "intermediate_size": 30,
+    "moe_intermediate_size": 15,
+    "q_lora_rank": 10,
+    "kv_lora_rank": 11,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "vocab_size": 51,
+}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_odd_shapes(heads: int, tmp_path: Path) -> None:
+    """Few heads and widths that fit no vector register: more proofs are refused, the bits stay the same."""
+    config = PRESETS["tiny"].model_copy(update=ODD | {"num_attention_heads": heads})
+    make_checkpoint(tmp_path, config, seed=heads)
+    model = load_model(tmp_path)
+    assert_same(model, [70, 3, 130, 65], page_size=5, max_chunk=40, seed=heads)
+    assert_same(model, [12, 13, 14, 20, 30], page_size=5, max_chunk=1, seed=heads)
+    print("refused:", [key for key, holds in model.proofs.verdicts().items() if not holds])
 
 
 def test_random_company_mini(mini: Model) -> None:

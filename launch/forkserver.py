@@ -39,9 +39,9 @@ from typing import Any
 
 from launch import board, osproc, paths, wire
 from launch.jobtable import JobTable
+from launch.rankmain import OWN_PACKAGES
 from launch.template import MAX_MESSAGE, Template, hand_down
 
-OWN_PACKAGES = ("emulator", "memsem", "collectives", "serving")
 _IDLE_S = 60.0
 _STATUS_EVERY_S = 0.1
 _HELLO_TIMEOUT_S = 10.0
@@ -233,6 +233,7 @@ class Server:
                 os.waitpid(pid, 0)
             self._end_job(self.templates.pop(pid))
         paths.remove_run(self.path.parent)
+        paths.sweep()  # a replay that was killed has a directory of its own
 
     def _leave(self) -> bool:
         """Leave when idle, under the lock and only if no stub is on its way; return whether we may."""

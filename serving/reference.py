@@ -1,4 +1,4 @@
-"""`python -m serving.reference_main JOB_DIR`: answer a job's requests one by one, in one process: the truth.
+"""Answer a job's requests one by one, in one process: the truth that every layout must give bit for bit.
 
 Writes `reference.jsonl`, one line per request: id, tokens, hash of the logits. It reads the workload and
 nothing else of the job: no rank, no placement, no budget.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from emulator.errors import UsageError
 from serving.job import ReplayJob, read_requests
 from serving.model.model import load_model
 from serving.model.reference import ReferenceRequest, generate
@@ -20,7 +18,7 @@ from serving.model.reference import ReferenceRequest, generate
 NICENESS = 5
 
 
-def main(directory: str) -> None:
+def answer_requests(directory: str) -> None:
     """Answer every request that fits the model's context; the others are left out, as a rank refuses them."""
     os.nice(NICENESS)
     job = ReplayJob.read(directory)
@@ -42,10 +40,3 @@ def read_reference(directory: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except UsageError as error:
-        raise SystemExit(f"reference: {error}") from None

@@ -68,11 +68,14 @@ def run_ranks(
     timeout_s: float = 90,
     check: bool = True,
     args: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
     env: dict[str, str] | None = None,
     **config: Any,
 ) -> Ran:
-    """Run `program` on `num_ranks` ranks; `config` goes into SUPERPOD_CONFIG. With `check`, failure is an
-    error."""
+    """Run `program` on `num_ranks` ranks; with `check`, failure is an error.
+
+    `config` goes into SUPERPOD_CONFIG ("cli" makes its own: there use `options`, words for `superpod run`).
+    """
     with tempfile.TemporaryDirectory(prefix="superpod-test-") as folder:
         path = _program_file(program, Path(folder))
         result = Path(folder) / "result.json"
@@ -80,7 +83,7 @@ def run_ranks(
         environ = {**os.environ, **(env or {}), "RANKS_OUT": folder, "SUPERPOD_CONFIG": json.dumps(given)}
         environ["PATH"] = f"{BIN}:{environ['PATH']}"
         environ["PYTHONPATH"] = f"{ROOT}:{environ.get('PYTHONPATH', '')}"
-        command = _command(_launcher(launcher), num_ranks, path, args)
+        command = _command(_launcher(launcher), num_ranks, path, args, options)
         ran = _run(command, environ, timeout_s)
         reports = {int(p.stem): json.loads(p.read_text()) for p in Path(folder).glob("[0-9]*.json")}
         ran.reports = dict(sorted(reports.items()))
@@ -103,14 +106,16 @@ def _launcher(name: str) -> str:
     return ("fork" if fork_server_works() else "plain") if name == "auto" else name
 
 
-def _command(launcher: str, num_ranks: int, path: Path, args: tuple[str, ...]) -> list[str]:
+def _command(
+    launcher: str, num_ranks: int, path: Path, args: tuple[str, ...], options: tuple[str, ...] = ()
+) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     mpirun = [*MPIRUN, *root, *MCA, "-n", str(num_ranks)]
     program = [str(path), *args]
     return {
         "plain": [*mpirun, sys.executable, *program],
         "rank": [*mpirun, "superpod-rank", *program],
-        "cli": ["superpod", "run", "-n", str(num_ranks), *program],
+        "cli": ["superpod", "run", "-n", str(num_ranks), *options, *program],
         "fork": [sys.executable, "-c", FORK, str(num_ranks), *program],
     }[launcher]
 

@@ -186,7 +186,8 @@ class ExchangeResult:
     time_ps: when the last row was in (equals `now_ps`).
     records_ps: when the last of the n metadata records was in.
     counts: int32 [n] rows I received, by source.
-    offsets: int32 [n] what each source said in its record for me (where my rows begin in its buffer).
+    offsets: int32 [n] what each source said in its record for me (where my rows begin in its buffer); 0
+        where it has no rows for me.
     tags: int64 [n] what each source said to everybody.
     """
 

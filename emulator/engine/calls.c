@@ -185,9 +185,7 @@ void sp_exchange_rows(local_t *l, i64 slot, i32 *counts, i32 *offsets, i64 *tags
     slot_t *s = SLOT(c, slot);
     i64 n = c->cfg.n, p = l->rank;
     memcpy(tags, AT(c, i64, s->tag), (size_t)n * 8);
-    const i32 *from = AT(c, i32, s->counts) + p, *where = AT(c, i32, s->offsets) + p;
-    for (i64 q = 0; q < n; q++) {
-        counts[q] = from[q * n];
-        offsets[q] = where[q * n];
-    }
+    memcpy(counts, AT(c, i32, s->received) + p * n, (size_t)n * 4);
+    const i32 *where = AT(c, i32, s->offsets) + p;
+    for (i64 q = 0; q < n; q++) offsets[q] = counts[q] ? where[q * n] : 0;
 }

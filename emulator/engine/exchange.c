@@ -86,6 +86,12 @@ static i64 gather(core_t *c, i64 i, i64 p, i64 t, i64 key, msg_t *out)
     return found;
 }
 
+static void serve_record(ctx_t *x, i64 p, rank_t *r, const msg_t *m, i64 ser, i64 meta)
+{
+    i64 start = serve(r, PORT_INGRESS, m->at, ser);
+    record(x, p, PORT_INGRESS, KIND_META, m->q, m->at, m->key, start, start + ser, meta);
+}
+
 void sp_settle_rows(ctx_t *x, i64 p, i64 t, i64 key)
 {
     core_t *c = x->c;
@@ -114,10 +120,47 @@ void sp_settle_rows(ctx_t *x, i64 p, i64 t, i64 key)
         slot_t *s = SLOT(c, a[z].slot);
         i64 meta = AT(c, i64, s->meta)[a[z].q];
         if (meta != of) k = cost_of(&c->cfg, of = meta);
-        i64 ser = k.ser[CLASS(c, p, a[z].q)], start = serve(r, PORT_INGRESS, a[z].at, ser);
-        record(x, p, PORT_INGRESS, KIND_META, a[z].q, a[z].at, a[z].key, start, start + ser, meta);
-        AT(c, i64, s->meta_end)[p] = start + ser;
+        serve_record(x, p, r, &a[z], k.ser[CLASS(c, p, a[z].q)], meta);
+        AT(c, i64, s->meta_end)[p] = r->free[PORT_INGRESS];
     }
+}
+
+/* The latest of p's records among sources q0 <= q < q1, one by one; at and key grow. */
+static void latest(const core_t *c, const slot_t *s, i64 p, i64 q0, i64 q1, i64 *last, i64 *key)
+{
+    const i64 *keys = AT(c, i64, s->key), *meta = AT(c, i64, s->meta);
+    i64 of = -1;
+    cost_t k = { { 0 }, { 0 } };
+    for (i64 q = q0; q < q1; q++) {
+        if (q == p) continue;
+        if (meta[q] != of) k = cost_of(&c->cfg, of = meta[q]);
+        i64 at = arrival(c, s, &k, p, q);
+        if (at > *last || (at == *last && keys[q] > *key)) {
+            *last = at;
+            *key = keys[q];
+        }
+    }
+}
+
+/* In an even exchange a pod-distant source's arrival at p is shift[q] + f(p), f larger by a whole row for q > p: one
+ * sort of the sources serves every target. */
+static void sort_sources(core_t *c, slot_t *s, const cost_t *k)
+{
+    i64 n = c->cfg.n, *shift = AT(c, i64, s->shift), *order = AT(c, i64, s->order);
+    msg_t a[n], tmp[n];
+    for (i64 q = 0; q < n; q++) {
+        const i64 *above = RANK(c, q)->above;
+        shift[q] = AT(c, i64, s->start)[q] + above[CHIP] * (k->ser[CHIP] - k->ser[POD])
+                 + above[NODE] * (k->ser[NODE] - k->ser[POD]) - q * k->ser[POD];
+        a[q] = (msg_t){ shift[q], AT(c, i64, s->key)[q], (i32)q, 0 };
+    }
+    sort(a, tmp, n);
+    for (i64 i = 0; i < n; i++) order[i] = a[i].q;
+}
+
+static i64 pod_arrival(const core_t *c, const slot_t *s, const cost_t *k, i64 p, i64 q)
+{
+    return AT(c, i64, s->shift)[q] + (p - 1 + (q > p ? c->cfg.n : 0)) * k->ser[POD] + k->latency[POD];
 }
 
 /* Everybody has posted: one event per target at its last arrival. */
@@ -125,21 +168,44 @@ static void complete(ctx_t *x, i64 i)
 {
     core_t *c = x->c;
     slot_t *s = SLOT(c, i);
-    i64 n = c->cfg.n, *keys = AT(c, i64, s->key), *meta = AT(c, i64, s->meta), *self = AT(c, i64, s->self), of = -1;
-    cost_t k = { { 0 }, { 0 } };
+    i64 n = c->cfg.n, node = c->cfg.dies_per_node, *keys = AT(c, i64, s->key), *shift = AT(c, i64, s->shift);
+    cost_t k = cost_of(&c->cfg, max64(s->even, 0));
+    i64 below[n + 1], after[n + 1]; /* source with the largest (shift, key) among q < i, among q >= i */
+    if (s->even >= 0) {
+        sort_sources(c, s, &k);
+        below[0] = after[n] = -1;
+#define LARGER(q, best) ((best) < 0 || shift[q] > shift[best] || (shift[q] == shift[best] && keys[q] > keys[best]))
+        for (i64 q = 0; q < n; q++) below[q + 1] = LARGER(q, below[q]) ? q : below[q];
+        for (i64 q = n - 1; q >= 0; q--) after[q] = LARGER(q, after[q + 1]) ? q : after[q + 1];
+    }
     for (i64 p = 0; p < n; p++) {
-        i64 last = self[p], key = staged(keys[p], S_INGRESS);
-        for (i64 q = 0; q < n; q++) {
-            if (q == p) continue;
-            if (meta[q] != of) k = cost_of(&c->cfg, of = meta[q]);
-            i64 at = arrival(c, s, &k, p, q), kq = staged(keys[q], S_INGRESS);
-            if (at > last || (at == last && kq > key)) {
-                last = at;
-                key = kq;
+        i64 last = AT(c, i64, s->self)[p], key = keys[p];
+        if (s->even < 0) latest(c, s, p, 0, n, &last, &key);
+        else {
+            i64 first = p / node * node, end = min64(first + node, n), two[] = { below[first], after[end] };
+            latest(c, s, p, first, end, &last, &key);
+            for (int j = 0; j < 2; j++) {
+                if (two[j] < 0) continue;
+                i64 at = pod_arrival(c, s, &k, p, two[j]);
+                if (at > last || (at == last && keys[two[j]] > key)) {
+                    last = at;
+                    key = keys[two[j]];
+                }
             }
         }
         push(x, p, last, staged(key, S_BULK), 0, p, i);
     }
+}
+
+/* How many ranks from q up, before p or the end, are of q's class to p. */
+static i64 run_length(core_t *c, i64 p, i64 q)
+{
+    const config_t *k = &c->cfg;
+    i64 chip = p / k->dies_per_chip * k->dies_per_chip, node = p / k->dies_per_node * k->dies_per_node;
+    i64 ends[] = { p, k->n, chip, chip + k->dies_per_chip, node, node + k->dies_per_node }, end = k->n;
+    for (int i = 0; i < 6; i++)
+        if (ends[i] > q) end = min64(end, ends[i]);
+    return end - q;
 }
 
 void sp_row(ctx_t *x, i64 p, const node_t *e)
@@ -149,14 +215,16 @@ void sp_row(ctx_t *x, i64 p, const node_t *e)
     rank_t *r = RANK(c, p);
     i64 n = c->cfg.n, bytes = AT(c, i64, s->meta)[p], *low = AT(c, i64, s->low), total = 0;
     cost_t k = cost_of(&c->cfg, bytes);
-    uint8_t *class = &CLASS(c, p, 0);
     i64 start = max64(e->t, r->free[PORT_EGRESS]);
-    for (i64 j = 1, q = p; j < n; j++) {
+    for (i64 j = 1, q = p; j < n;) { /* runs of one class: mates above, the pod, mates below */
         q = q + 1 < n ? q + 1 : 0;
-        low[q] = min64(low[q], start + total + k.latency[class[q]]);
-        total += k.ser[class[q]];
-        r->bytes[class[q]] += bytes;
+        i64 l = CLASS(c, p, q), run = run_length(c, p, q), at = start + total + k.latency[l];
+        for (i64 i = 0; i < run; i++, at += k.ser[l]) low[q + i] = min64(low[q + i], at);
+        total += run * k.ser[l];
+        j += run;
+        q += run - 1;
     }
+    for (int l = CHIP; l <= POD; l++) r->bytes[l] += r->mates[l] * bytes;
     if (n > 1) {
         serve(r, PORT_EGRESS, e->t, total);
         record(x, p, PORT_EGRESS, KIND_META, -1, e->t, e->key, start, start + total, bytes * (n - 1));
@@ -168,7 +236,10 @@ void sp_row(ctx_t *x, i64 p, const node_t *e)
     AT(c, i64, s->start)[p] = start;
     AT(c, i64, s->key)[p] = e->key;
     s->active = 1;
-    if (!s->posted) s->rowers = 0;
+    if (!s->posted) {
+        s->rowers = 0;
+        s->even = bytes;
+    } else if (s->even != bytes) s->even = -1;
     s->rowers += AT(c, i64, s->has_rows)[p];
     if (++s->posted == n) complete(x, e->aux);
 }
@@ -183,12 +254,53 @@ static void close_slot(core_t *c, slot_t *s)
     }
 }
 
+/* All of p's records at once, none served before and no other exchange at this ingress: merge three sorted lists. */
+static int serve_even(ctx_t *x, i64 p, i64 i, i64 t)
+{
+    core_t *c = x->c;
+    slot_t *s = SLOT(c, i);
+    i64 n = c->cfg.n, node = c->cfg.dies_per_node, meta = s->even;
+    if (meta < 0 || AT(c, i64, s->done_count)[p]) return 0;
+    for (i64 j = 0; j < 2 * c->cfg.channels; j++)
+        if (j != i && SLOT(c, j)->active && AT(c, i64, SLOT(c, j)->low)[p] <= t) return 0;
+    i64 first = p / node * node, end = min64(first + node, n), *order = AT(c, i64, s->order);
+    i64 num[3] = { 0 }, at[3] = { 0 };
+    const i64 *keys = AT(c, i64, s->key);
+    cost_t k = cost_of(&c->cfg, meta);
+    msg_t a[3][n + 1];
+    for (i64 z = 0; z < n; z++) { /* in order: pod below me, pod above me, my node */
+        i64 q = order[z];
+        if (q >= first && q < end) continue;
+        int list = q > p;
+        a[list][num[list]++] = (msg_t){ pod_arrival(c, s, &k, p, q), staged(keys[q], S_INGRESS), (i32)q, (i32)i };
+    }
+    for (i64 q = first; q < end; q++) {
+        if (q == p) continue;
+        msg_t m = { arrival(c, s, &k, p, q), staged(keys[q], S_INGRESS), (i32)q, (i32)i };
+        i64 z = num[2]++;
+        for (; z && before(&m, &a[2][z - 1]); z--) a[2][z] = a[2][z - 1];
+        a[2][z] = m;
+    }
+    for (int list = 0; list < 3; list++) a[list][num[list]].at = INF;
+    rank_t *r = RANK(c, p);
+    for (i64 z = 1; z < n; z++) {
+        int pick = before(&a[1][at[1]], &a[0][at[0]]);
+        if (before(&a[2][at[2]], &a[pick][at[pick]])) pick = 2;
+        const msg_t *m = &a[pick][at[pick]++];
+        serve_record(x, p, r, m, k.ser[CLASS(c, p, m->q)], meta);
+    }
+    AT(c, i64, s->meta_end)[p] = r->free[PORT_INGRESS];
+    AT(c, i64, s->done_count)[p] = n - 1;
+    AT(c, i64, s->low)[p] = INF;
+    return 1;
+}
+
 void sp_bulk(ctx_t *x, i64 p, const node_t *e)
 {
     core_t *c = x->c;
     slot_t *s = SLOT(c, e->aux);
     rank_t *r = RANK(c, p);
-    sp_settle_rows(x, p, e->t, e->key);
+    if (c->cfg.n == 1 || !serve_even(x, p, e->aux, e->t)) sp_settle_rows(x, p, e->t, e->key);
     i64 records = max64(AT(c, i64, s->meta_end)[p], AT(c, i64, s->self)[p]);
     AT(c, i64, s->records)[p] = records;
     if (++s->taken == c->cfg.n) close_slot(c, s);
@@ -233,15 +345,17 @@ void sp_start_pull(ctx_t *x, i64 p, i64 base)
     rank_t *r = RANK(c, p);
     slot_t *s = SLOT(c, r->slot);
     i64 n = c->cfg.n, *row_bytes = AT(c, i64, s->row_bytes), *has_rows = AT(c, i64, s->has_rows);
-    i32 *counts = AT(c, i32, s->counts);
+    i32 *counts = AT(c, i32, s->counts), *received = AT(c, i32, s->received) + p * n;
     i64 found = 0, q = p;
+    memset(received, 0, (size_t)n * 4);
     r->records = AT(c, i64, s->records)[p];
     r->last = base + r->pull_start;
     for (i64 j = 1; s->rowers && j <= n; j++) {
         q = q + 1 < n ? q + 1 : 0;
         if (!has_rows[q] || counts[q * n + p] <= 0) continue;
+        received[q] = counts[q * n + p];
         i64 t = r->last + found * r->record + c->cfg.request[CLASS(c, p, q)];
-        push(x, q, max64(t, base + 1), key_of(p, r->exchange_seq, ++found, S_PULL), counts[q * n + p] * row_bytes[q], p, 0);
+        push(x, q, max64(t, base + 1), key_of(p, r->exchange_seq, ++found, S_PULL), received[q] * row_bytes[q], p, 0);
     }
     r->remaining = found;
     if (!found) end_exchange(x, p, r->last, 0);

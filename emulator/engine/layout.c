@@ -13,10 +13,11 @@ static i64 place(plan_t *p, i64 bytes)
 static void plan_slots(core_t *c, plan_t *p, slot_t *s)
 {
     i64 n = c->cfg.n, *by_rank[] = { &s->start, &s->key, &s->meta, &s->row_bytes, &s->tag, &s->has_rows, &s->self,
-                                     &s->low, &s->meta_end, &s->done_count, &s->records };
+                                     &s->low, &s->meta_end, &s->done_count, &s->records, &s->shift, &s->order };
     for (unsigned i = 0; i < sizeof by_rank / sizeof *by_rank; i++) *by_rank[i] = place(p, 8 * n);
     s->counts = place(p, 4 * n * n);
     s->offsets = place(p, 4 * n * n);
+    s->received = place(p, 4 * n * n);
     s->done = place(p, n * n);
 }
 
@@ -89,6 +90,8 @@ static void fill_paths(core_t *c)
             CLASS(c, q, p) = (uint8_t)k;
             AT(c, u32, c->paths)[p * n + q] = before;
             if (k) before += k == POD ? 1u << 20 : k == NODE ? 1u << 10 : 1u;
+            RANK(c, q)->mates[k]++;
+            if (p > q && (k == CHIP || k == NODE)) RANK(c, q)->above[k]++;
         }
     }
 }

@@ -55,7 +55,7 @@ typedef struct {
     u32 word; /* futex */
     i32 state;
     i64 clock, result, wait, wait_seq, since, armed, decided, done, a, b, c, num_conditions, any;
-    i64 bound, look;
+    i64 bound, look, above[3], mates[4]; /* above: of my chip, of my node, by class; mates: how many, by class */
     i64 free[3], hash[3][2], busy[3], calls[2], bytes[4];
     i64 unacked, gets; /* puts without ack; first open get (operation + 1) */
     i64 vain, skipped, wakes, waited;
@@ -66,9 +66,11 @@ typedef struct {
 } __attribute__((aligned(64))) rank_t;
 
 typedef struct {
-    i64 posted, taken, rowers, active;
+    i64 posted, taken, rowers, active, even; /* even: all rows so far have the same meta_bytes */
     i64 start, key, meta, row_bytes, tag, has_rows, self; /* offsets of i64[n], by source */
     i64 low, meta_end, done_count, records;               /* offsets of i64[n], by target */
+    i64 shift, order;                                     /* of a complete even exchange: i64[n], i64[n] */
+    i64 received;                                         /* offset of i32[n][n], target major */
     i64 counts, offsets;                                  /* offsets of i32[n][n], source major */
     i64 done;                                             /* offset of u8[n][n], target major */
 } slot_t;

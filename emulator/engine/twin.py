@@ -361,6 +361,7 @@ class TwinEngine(BaseEngine):
     def _exchanged(self) -> ExchangeResult:
         m, s, r = self._memory, self._slot, self.rank
         counts, offsets, tags = m.counts[s][:, r].copy(), m.offsets[s][:, r].copy(), m.tags[s].copy()
+        offsets[counts == 0] = 0
         return ExchangeResult(self._result, self._now, self._records, counts, offsets, tags)
 
     # ---- apply logs

@@ -199,7 +199,9 @@ class Oracle:
         if rows or w["index"] == len(w["chain"]):
             table = self.exchanges[w["name"]]["rows"]
             counts = tuple(0 if table[q][0] is None else table[q][0][r] for q in range(self.n))
-            offsets = tuple(0 if table[q][3] is None else table[q][3][r] for q in range(self.n))
+            offsets = tuple(
+                0 if table[q][3] is None or not counts[q] else table[q][3][r] for q in range(self.n)
+            )
             tags = tuple(table[q][4] for q in range(self.n))
             self.decide(r, t, (w["index"], w["records"], counts, offsets, tags))
             return

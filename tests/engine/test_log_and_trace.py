@@ -148,3 +148,17 @@ def test_same_digest_under_load_and_jitter(kind):
         digests.append([shared.attach(0).digest(r) for r in range(8)])
     assert digests[0] == digests[1] == digests[2]
     assert len(set(digests[0])) == 8
+
+
+def test_a_wait_returns_with_everything_of_its_instant(kind):
+    """Two puts land at one picosecond: the lower rank's decides the wait, the other is in the log as well."""
+
+    def body(engine, row):
+        if engine.rank >= 4:
+            engine.put(0, 0, LogRef(0, 0, 0, 0, engine.rank), word=0, op=ADD, value=1)
+        elif engine.rank == 0:
+            engine.wait([(0, GE, 1)])
+            assert engine.now_ps == 1 + PUT[3]
+            assert engine.log_view(0)["op_id"].tolist() == [4, 5, 6, 7]
+
+    assert fork_ranks(Shared(machine(8), kind), body) == [0] * 8

@@ -15,7 +15,7 @@ import numpy as np
 
 from emulator import Device
 from emulator.engine.api import ChainStep, ExchangeResult
-from emulator.errors import InternalError, UsageError
+from emulator.errors import UsageError
 from emulator.rows import Int32, Plan, Records, RowFormat
 from emulator.transport import Area
 
@@ -52,6 +52,7 @@ class BlockPair:
 
     def __init__(self, device: Device, block: Block, base: int, channel: int) -> None:
         self._device, self._block, self._base, self.channel = device, block, base, channel
+        self.most = block.most
         self._event = 0
         self.posted_ps = 0
         own = device.transport.own(Area.MANAGED)
@@ -70,12 +71,6 @@ class BlockPair:
         """My block of the coming event."""
         return self._own[self._event % 2]
 
-    def _fields(self, plan: Plan | None) -> Int32 | None:
-        if plan is None:
-            return None
-        fields: Int32 = plan.first * np.int32(self._block.most + 1) + plan.counts
-        return fields
-
     def exchange(
         self, plan: Plan | None, costs: OperationCosts, chain: Sequence[ChainStep] = ()
     ) -> ExchangeResult:
@@ -84,7 +79,7 @@ class BlockPair:
         event, self.posted_ps = self.skip(), self._device.now_ps
         return self._device.exchange(
             self.channel, None if plan is None else plan.charged, costs.row_bytes, costs.meta_bytes,
-            costs.pull_start_ps, costs.record_ps, chain, self._fields(plan), event,
+            costs.pull_start_ps, costs.record_ps, chain, None if plan is None else plan.fields, event,
         )  # fmt: skip
 
     def post(self, plan: Plan, costs: OperationCosts) -> None:
@@ -92,7 +87,7 @@ class BlockPair:
         self._device.transport.publish()
         event, self.posted_ps = self.skip(), self._device.now_ps
         self._device.exchange_post(
-            self.channel, plan.charged, costs.row_bytes, costs.meta_bytes, self._fields(plan), event
+            self.channel, plan.charged, costs.row_bytes, costs.meta_bytes, plan.fields, event
         )
 
     def wait(self, costs: OperationCosts) -> ExchangeResult:
@@ -104,21 +99,24 @@ class BlockPair:
         self._event += 1
         return self._event - 1
 
-    def pull(self, result: ExchangeResult) -> tuple[Records, Int32, Int32]:
+    def pull(
+        self, result: ExchangeResult, expected: Int32 | None = None
+    ) -> tuple[Records, Int32, Int32, int]:
         """Find the records announced to me in the last event.
 
         Returns:
-            the records, and for each rank how many are mine (int32 [n]) and the first of them (int32 [n]).
+            the records; for each rank how many are mine and the first of them, int32 [n]; their sum.
+
+        Raises:
+            InternalError: rows of another event, or other counts than expected.
         """
-        first, counts = np.divmod(result.offsets, np.int32(self._block.most + 1))
         event = self._event - 1
-        if ((result.tags != event) & (counts > 0)).any():
-            raise InternalError(
-                f"rank {self._device.rank}: rows of another event than {event} on {self.channel}"
-            )
+        counts, first, total = self._device.rows.decode(
+            result.offsets, result.tags, event, self.most, expected
+        )
         if self._all:
-            return self._all[event % 2], counts, first
-        return self._fetch(event % 2, counts, first)
+            return self._all[event % 2], counts, first, total
+        return *self._fetch(event % 2, counts, first), total
 
     def _fetch(self, parity: int, counts: Int32, first: Int32) -> tuple[Records, Int32, Int32]:
         """Under rma: one Get for each rank that holds rows for me, then one flush."""

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from collectives.blocks import Block, BlockPair
 from emulator import Device
 from emulator.engine.api import ChainStep, ExchangeResult
-from emulator.errors import InternalError, UsageError
+from emulator.errors import UsageError
 from emulator.memory import as_bytes
 from emulator.rows import Int32, Plan, RowFormat
 from emulator.tracing import Op
@@ -251,14 +251,14 @@ class ExpertExchange:
         if costs.start_ps:
             self.device.compute(costs.start_ps)
         device = self.device
-        plan = device.rows.plan(ids, self.slots, device.num_ranks, self.topk, charge)
+        plan = device.rows.plan(ids, self.slots, device.num_ranks, self.topk, charge, pair.most)
         device.rows.pack(pair.own(), self._out_form, x, plan.order, self.topk, ids, charge)
         return pair, plan, costs
 
     def _take_in(self, pair: BlockPair, plan: Plan, tokens: int, result: ExchangeResult) -> Handle:
         self._hook("pull")
-        records, counts, first = pair.pull(result)
-        got = self.device.rows.unpack(records, self._out_form, counts, first)
+        records, counts, first, total = pair.pull(result)
+        got = self.device.rows.unpack(records, self._out_form, counts, first, total)
         self._record(pair, result, got.rows)
         return Handle(
             got.rows, got.per_slot, got.charged_per_slot, self._out.index(pair), tokens, plan, counts,
@@ -318,16 +318,13 @@ class ExpertExchange:
             )
         if costs.start_ps:
             self.device.compute(costs.start_ps)
-        received = handle.received
-        first = (np.cumsum(received) - received).astype(np.int32)
+        plan = self.device.rows.plan_back(handle.received, handle.received_charge, handle.place, pair.most)
         self.device.rows.pack(pair.own(), self._back_form, y, handle.place, 1, None, None)
-        return pair, Plan(received, handle.received_charge, first, handle.place), costs
+        return pair, plan, costs
 
     def _add_up(self, pair: BlockPair, handle: Handle, weights: Float32, result: ExchangeResult) -> Float32:
         self._hook("pull")
-        records, counts, first = pair.pull(result)
-        if not np.array_equal(counts, handle.sent.counts):
-            raise InternalError(f"combine: rank {self.device.rank} got back other rows than it dispatched")
+        records, counts, first, _ = pair.pull(result, handle.sent.counts)
         if not handle.tokens:
             weights = np.empty((0, self.topk), np.float32)
         out = self.device.rows.combine(records, self.hidden, counts, first, handle.sent.order, weights)
@@ -373,7 +370,7 @@ class ExpertExchange:
 
     def _no_plan(self) -> Plan:
         none = np.zeros(self.device.num_ranks, np.int32)
-        return Plan(none, none, none, np.empty(0, np.int32))
+        return Plan(none, none, none, none, np.empty(0, np.int32))
 
     # --- shared -----------------------------------------------------------------------------------------
 

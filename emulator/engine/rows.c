@@ -15,11 +15,12 @@
 
 typedef struct { int32_t slot, charge; float scale; int32_t reserved; } header_t;
 
-/* Group `pairs` slots by value, stable. order[i] = pair at record i. counts, charged, first: int32[num_ranks].
- * charge[p / topk] is how many priced rows a row stands for; NULL for 1.
+/* Group `pairs` slots by value, stable. order[i] = pair at record i. counts, charged, first, fields: int32
+ * [num_ranks], fields = first * (most + 1) + count. charge[p / topk] is how many priced rows a row stands for; NULL for 1.
  * Returns 0, or 1 + the first pair whose slot is outside [0, num_ranks * slots). scratch: int32[num_ranks * slots]. */
 int64_t rows_plan(const int64_t *slot_ids, int64_t pairs, int32_t slots, int32_t num_ranks, const int32_t *charge,
-                  int32_t topk, int32_t *counts, int32_t *charged, int32_t *first, int32_t *order, int32_t *scratch)
+                  int32_t topk, int32_t most, int32_t *counts, int32_t *charged, int32_t *first, int32_t *fields,
+                  int32_t *order, int32_t *scratch)
 {
     const int64_t total = (int64_t)slots * num_ranks;
     memset(scratch, 0, sizeof(int32_t) * (size_t)total);
@@ -37,6 +38,7 @@ int64_t rows_plan(const int64_t *slot_ids, int64_t pairs, int32_t slots, int32_t
             at += here;
         }
         charged[r] = counts[r] = at - first[r];
+        fields[r] = first[r] * (most + 1) + counts[r];
     }
     for (int64_t p = 0; p < pairs; p++) {
         order[scratch[slot_ids[p]]++] = (int32_t)p;
@@ -67,6 +69,33 @@ void rows_pack(uint8_t *block, int64_t stride, const float *x, int64_t hidden, c
         else memcpy(record + sizeof head, row, sizeof(float) * (size_t)hidden);
         memcpy(record, &head, sizeof head);
     }
+}
+
+/* Places of rows that go back where they came from: first and fields, given counts. */
+void rows_back(const int32_t *counts, int32_t num_ranks, int32_t most, int32_t *first, int32_t *fields)
+{
+    int32_t at = 0;
+    for (int32_t r = 0; r < num_ranks; r++) {
+        first[r] = at;
+        fields[r] = at * (most + 1) + counts[r];
+        at += counts[r];
+    }
+}
+
+/* Take apart the fields all ranks sent me. tags: each rank's event; expected: counts that must be met, or NULL.
+ * Returns all rows, -1 if a rank with rows is at another event, -2 if a count is not the expected one. */
+int64_t rows_decode(const int32_t *fields, const int64_t *tags, int64_t event, int32_t num_ranks, int32_t most,
+                    const int32_t *expected, int32_t *counts, int32_t *first)
+{
+    int64_t total = 0;
+    for (int32_t r = 0; r < num_ranks; r++) {
+        first[r] = fields[r] / (most + 1);
+        counts[r] = fields[r] % (most + 1);
+        total += counts[r];
+        if (counts[r] && tags[r] != event) return -1;
+        if (expected && counts[r] != expected[r]) return -2;
+    }
+    return total;
 }
 
 static void read_row(const uint8_t *record, int64_t hidden, int32_t int8, float *out)

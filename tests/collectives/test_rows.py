@@ -43,12 +43,17 @@ def test_both_versions_give_the_same_bits(compiled, seed, int8):
     form = RowFormat(hidden, slots, int8)
     results = []
     for kernels in (compiled, NumpyRows()):
-        plan = kernels.plan(ids, slots, n, topk, charge)
+        plan = kernels.plan(ids, slots, n, topk, charge, 99)
         block = _blocks(1, tokens * topk + 1, form)
         kernels.pack(block, form, x, plan.order, topk, ids, charge)
-        got = kernels.unpack(_everyone(block, n), form, plan.counts, plan.first)
+        got = kernels.unpack(_everyone(block, n), form, plan.counts, plan.first, ids.size)
         flat = block.view.reshape(-1)
-        results.append((*plan, block.view, *got))
+        back = kernels.plan_back(plan.counts, plan.charged, got.place, 99)
+        tags = np.where(plan.counts, 7, 0)
+        counts, first, total = kernels.decode(plan.fields, tags, 7, 99, plan.counts)
+        assert np.array_equal(first, plan.first) and total == ids.size
+        assert np.array_equal(back.first, plan.first) and np.array_equal(back.fields, plan.fields)
+        results.append((*plan, block.view, *got, counts, first))
         assert int(got.per_slot.sum()) == tokens * topk, f"seed {seed}"
         assert kernels.checksum(flat) == NumpyRows().checksum(flat)
         assert kernels.checksum(flat[:5]) == NumpyRows().checksum(flat[:5])
@@ -60,12 +65,12 @@ def test_both_versions_give_the_same_bits(compiled, seed, int8):
 def test_rows_arrive_by_slot_then_pair(seed):
     _, n, slots, topk, tokens, hidden, x, ids, charge = _case(seed)
     kernels, form = NumpyRows(), RowFormat(hidden, slots)
-    plan = kernels.plan(ids, slots, n, topk, charge)
+    plan = kernels.plan(ids, slots, n, topk, charge, 99)
     block = _blocks(1, tokens * topk + 1, form)
     kernels.pack(block, form, x, plan.order, topk, ids, charge)
     only = np.zeros(n, np.int32)
     only[n - 1] = plan.counts[n - 1]
-    got = kernels.unpack(_everyone(block, n), form, only, plan.first)
+    got = kernels.unpack(_everyone(block, n), form, only, plan.first, int(only.sum()))
     mine = [p for s in range(slots) for p in range(ids.size) if ids[p] == (n - 1) * slots + s]
     assert np.array_equal(got.rows, x[[p // topk for p in mine]]), f"seed {seed}"
     weight = np.ones(tokens, np.int64) if charge is None else charge
@@ -84,7 +89,7 @@ def test_combine_is_the_ordered_weighted_sum(compiled, seed):
             term = weights[t, k] * rows[t * topk + k]
             expected[t] = term if k == 0 else expected[t] + term
     for kernels in (compiled, NumpyRows()):
-        plan = kernels.plan(ids, slots, n, topk, None)
+        plan = kernels.plan(ids, slots, n, topk, None, 99)
         block = _blocks(1, tokens * topk + 1, form)
         kernels.pack(block, form, rows, plan.order, 1, None, None)
         out = kernels.combine(_everyone(block, n), hidden, plan.counts, plan.first, plan.order, weights)
@@ -95,12 +100,12 @@ def test_combine_is_the_ordered_weighted_sum(compiled, seed):
 def test_bad_slots_are_named(compiled, kind):
     kernels, form = load_rows(kind), RowFormat(4, 4)
     with pytest.raises(UsageError, match="pair 1 names slot 8"):
-        kernels.plan(np.array([0, 8]), 4, 2, 1, None)
+        kernels.plan(np.array([0, 8]), 4, 2, 1, None, 9)
     block = _blocks(1, 1, form)
     block.view[0, 0, :4] = np.array([7], np.int32).view(np.uint8)
     one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
     with pytest.raises(InternalError, match="slot"):
-        kernels.unpack(block, form, one, zero)
+        kernels.unpack(block, form, one, zero, 1)
 
 
 def test_checksum_depends_on_position_and_length():
@@ -108,3 +113,15 @@ def test_checksum_depends_on_position_and_length():
     a = np.arange(32, dtype=np.uint8)
     assert kernels.checksum(a) != kernels.checksum(a[::-1].copy())
     assert kernels.checksum(a[:8]) != kernels.checksum(np.concatenate([a[:8], np.zeros(8, np.uint8)]))
+
+
+@pytest.mark.parametrize("kind", ["c", "python"])
+def test_fields_of_another_event_or_other_counts_are_found(compiled, kind):
+    kernels = load_rows(kind)
+    fields, tags = np.array([3, 0, 12], np.int32), np.array([5, 0, 5])
+    counts, first, total = kernels.decode(fields, tags, 5, 9)
+    assert counts.tolist() == [3, 0, 2] and first.tolist() == [0, 0, 1] and total == 5
+    with pytest.raises(InternalError, match="event 6: rows of another event"):
+        kernels.decode(fields, tags, 6, 9)
+    with pytest.raises(InternalError, match="other rows than were dispatched"):
+        kernels.decode(fields, tags, 5, 9, np.array([3, 1, 2], np.int32))

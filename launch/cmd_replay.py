@@ -108,9 +108,9 @@ def register(app: typer.Typer) -> None:
         check_pod(num_ranks, pod, settings)
         lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)
         config = _model_config(model, layers_executed)
-        with _job_directory() as directory:
+        with _job_directory() as own:
             job = ReplayJob(
-                model_dir=str(model.resolve() if model else directory / "model"),
+                model_dir=str(model.resolve() if model else own.path / "model"),
                 num_ranks=num_ranks,
                 priced_as=priced_as,
                 profile=pod,
@@ -129,19 +129,19 @@ def register(app: typer.Typer) -> None:
                 Console().print(placement_table(plan.placement))
             _open_model(job, config, is_made=model is None)
             running = Running(transport, check_reference, progress, trace_out)
-            result = run_replay(plan, directory, running)
+            result = run_replay(plan, own, running)
         return _tell(result, json_out)
 
 
 @contextmanager
-def _job_directory() -> Iterator[Path]:
+def _job_directory() -> Iterator[paths.RunDirectory]:
     """A private directory for the job's files; whoever comes later removes it if we are killed."""
     try:
         own = paths.RunDirectory()
     except OSError as error:
         raise UsageError(f"cannot make the job's directory: {error}") from None
     try:
-        yield own.path
+        yield own
     finally:
         own.remove()
         os.close(own.lock_fd)
@@ -173,17 +173,18 @@ def _open_model(job: ReplayJob, config: ModelConfig, is_made: bool) -> None:
         load_model(job.model_dir)
 
 
-def run_replay(plan: Replay, directory: Path, running: Running) -> dict[str, Any]:
-    """Run a planned replay in `directory`; return the merged result, `host` included.
+def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[str, Any]:
+    """Run a planned replay with its files in `own`; return the merged result, `host` included.
 
     Raises:
         SuperpodError: the ranks or the reference ended without a result.
     """
+    directory = own.path
     write_replay(plan, directory)
     num_ranks = plan.job.num_ranks
     config = machine_config(plan, directory, running)
     argv = ["-m", "serving", str(directory)]
-    with _reference(directory, running.check_reference) as reference:
+    with _reference(own, running.check_reference) as reference:
         with _watching(directory, num_ranks, len(plan.specs), running.progress):
             job = run.run_job(
                 num_ranks,
@@ -223,7 +224,7 @@ def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str,
 
 
 @contextmanager
-def _reference(directory: Path, wanted: bool) -> Iterator[multiprocessing.process.BaseProcess | None]:
+def _reference(own: paths.RunDirectory, wanted: bool) -> Iterator[multiprocessing.process.BaseProcess | None]:
     """The reference process beside the ranks, killed if they fail.
 
     Forked, because this process has torch loaded already; no thread of ours runs yet.
@@ -232,7 +233,7 @@ def _reference(directory: Path, wanted: bool) -> Iterator[multiprocessing.proces
         yield None
         return
     process = multiprocessing.get_context("fork").Process(
-        target=_answer, args=(str(directory), os.getpid()), daemon=True
+        target=_answer, args=(own, os.getpid()), daemon=True
     )
     process.start()
     try:
@@ -242,9 +243,10 @@ def _reference(directory: Path, wanted: bool) -> Iterator[multiprocessing.proces
         process.join()
 
 
-def _answer(directory: str, parent: int) -> None:
+def _answer(own: paths.RunDirectory, parent: int) -> None:
     osproc.die_with_parent(parent)
-    answer_requests(directory)
+    os.close(own.lock_fd)  # the directory is the command's: when that dies, it may go
+    answer_requests(str(own.path))
 
 
 @contextmanager

@@ -3,8 +3,13 @@
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +43,23 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def command_environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[2])
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": root,
+    }
+
+
+def command(
+    *arguments: str, program: Sequence[str] = ("-m", "launch.cli")
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "launch.cli", "replay", *arguments],
+        [sys.executable, *program, "replay", *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=environment,
+        env=command_environment(),
     )
 
 
@@ -118,46 +132,87 @@ def test_a_request_beyond_the_context_fails_alone(tmp_path: Path, mini_model: st
 
 
 def test_a_wrong_answer_is_found(tmp_path: Path, trace: str, mini_model: str) -> None:
-    """Ranks and reference compute with different weights: exit code 1, and the JSON says which requests."""
-    import shutil
-
-    broken = tmp_path / "broken"
-    shutil.copytree(mini_model, broken)
-    data = (broken / "model.safetensors").read_bytes()
-    launcher = tmp_path / "launcher.py"
-    launcher.write_text(
-        "import sys, serving.reference_main as r\n"
-        "import launch.cmd_replay as c\n"
-        "class P(c.subprocess.Popen):\n"
-        "    def __init__(self, argv, *a, **k):\n"
-        "        super().__init__([argv[0], '-c', CODE, argv[-1]], *a, **k) if argv[1:2] == ['-m'] and "
-        "argv[2] == 'serving.reference_main' else super().__init__(argv, *a, **k)\n"
-        "CODE = '''import sys, dataclasses, serving.reference_main as r\n"
-        "read = r.ReplayJob.read\n"
-        f"r.ReplayJob.read = lambda d: dataclasses.replace(read(d), model_dir={str(broken)!r})\n"
-        "r.main(sys.argv[1])'''\n"
-        "c.subprocess.Popen = P\n"
+    """The ranks serve other weights than the reference: exit code 1, and the JSON says which requests."""
+    other = tmp_path / "other"
+    shutil.copytree(mini_model, other)
+    with open(other / "model.safetensors", "r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x40]))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import dataclasses, sys\n"
+        "import serving.reference as r\n"
         "from launch.cli import main\n"
+        "read = r.ReplayJob.read\n"
+        f"other = dict(model_dir={str(other)!r})\n"
+        "r.ReplayJob.read = lambda d: dataclasses.replace(read(d), **other)\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    flipped = bytearray(data)
-    flipped[-4096] ^= 0x40
-    (broken / "model.safetensors").write_bytes(flipped)
     out = tmp_path / "out.json"
-    arguments = ["replay", *BASE, "-n", "2", "--trace", trace, "--model", mini_model, "--check-reference"]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [sys.executable, str(launcher), *arguments, "--json", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    arguments = [*BASE, "-n", "2", "--trace", trace, "--model", mini_model, "--check-reference"]
+    done = command(*arguments, "--json", str(out), program=[str(program)])
     assert done.returncode == 1, done.stdout + done.stderr
     assert "broken: tokens_equal_reference" in done.stderr
     result = json.loads(out.read_text())
     assert result["tokens_equal_reference"] is False
     assert result["requests_differing_from_reference"]
+
+
+def test_more_bandwidth_is_never_slower_with_the_schedule_fixed(
+    tmp_path: Path, trace: str, mini_model: str
+) -> None:
+    """All requests at once fix the schedule; then doubling a bandwidth cannot lengthen the run."""
+    at_once = tmp_path / "at_once.jsonl"
+    at_once.write_text(
+        "".join(json.dumps(json.loads(x) | {"timestamp": 0}) + "\n" for x in TRACE.splitlines())
+    )
+    arguments = [*BASE, "-n", "3", "--trace", str(at_once), "--model", mini_model]
+    durations = [
+        run(tmp_path, *arguments, "--set", f"ub.read_intra_gb_per_s={speed}")["virtual_duration_s"]
+        for speed in (41.75, 83.5, 167)
+    ]
+    assert durations[0] > durations[1] > durations[2], durations
+
+
+def test_a_killed_command_leaves_nothing(trace: str, mini_model: str) -> None:
+    """kill -9 of the command: ranks, reference, sockets and shared memory go."""
+    with tempfile.TemporaryDirectory(prefix="sp", dir="/tmp") as base:
+        arguments = [*BASE, "-n", "2", "--trace", trace, "--model", mini_model, "--check-reference"]
+        environment = command_environment() | {"TMPDIR": base}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launch.cli", "replay", *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        runtime = Path(base) / f"superpod-{os.getuid()}"
+        # From the moment its fork server runs, somebody cleans up after a killed command at once.
+        wait_for(lambda: any(holds(path.parent.name) for path in runtime.glob("run-*/socket")))
+        names = [path.name for path in runtime.glob("run-*")]
+        process.kill()
+        process.wait()
+        wait_for(lambda: not runtime.exists())
+        wait_for(lambda: not any(name in os.listdir("/proc") or holds(name) for name in names))
+        assert not [p for p in Path("/dev/shm").iterdir() if any(name in p.name for name in names)]
+
+
+def holds(name: str) -> bool:
+    """Whether a process was started with this run's name among its arguments."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if name.encode() in path.read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +249,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     tiny_model: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import re
-    import shutil
-
     corrupt, cut = tmp_path / "corrupt.jsonl", tmp_path / "cut"
     corrupt.write_text(TRACE.splitlines()[0] + "\n{oops\n")
     if "{cut}" in arguments:

@@ -178,8 +178,7 @@ class ChainStep(NamedTuple):
     record_ps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeResult:
+class ExchangeResult(NamedTuple):
     """How an exchange ended for me.
 
     index: which exchange of the chain woke me (0 is the one I posted myself).
@@ -191,7 +190,7 @@ class ExchangeResult:
     tags: int64 [n] what each source said to everybody.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     time_ps: int
     records_ps: int
     counts: Int32Array

@@ -33,6 +33,7 @@ OVERFLOWS = {
     FATAL_REUSE: "an exchange was posted on a channel whose buffers are still in use",
 }
 LIMIT_PS = 1 << 60
+ROW_LIMIT = 1 << 31
 
 
 class Waiter(dict[str, Any]):
@@ -114,7 +115,7 @@ class BaseEngine:
         self.num_ranks = cfg.num_ranks
         self._open: dict[int, int] = {}  # channel -> slot of an exchange posted and not yet waited for
         self._finished = False
-        self._one_rank = range(cfg.num_ranks)
+        self._channels = cfg.channels
 
     # ---- checks
     def _rank_arg(self, call: str, peer: int) -> None:
@@ -146,9 +147,12 @@ class BaseEngine:
         return link_class(self.config, self.rank, peer)
 
     def compute(self, ps: int, kind: int = 0, publish: bool = True) -> None:
-        self._alive("compute")
-        self._amount("compute", "ps", ps)
-        self._end(self._compute(ps, kind, publish))
+        if self._finished or not 0 <= ps <= LIMIT_PS:
+            self._alive("compute")
+            self._amount("compute", "ps", ps)
+        code = self._compute(ps, kind, publish)
+        if code:
+            self._raise(code)
 
     def sleep(self, ps: int) -> None:
         self._alive("sleep")
@@ -238,39 +242,40 @@ class BaseEngine:
         return self._result
 
     # ---- exchanges
-    def _row_args(
-        self,
-        call: str,
-        channel: int,
-        counts: Int32Array | None,
-        row_bytes: int,
-        meta_bytes: int,
-        offsets: Any,
-    ) -> tuple[Int32Array | None, Int32Array | None]:
+    def _explain_row(self, call: str, channel: int, row_bytes: int, meta_bytes: int) -> None:
         self._alive(call)
         self._choice(call, "channel", channel, range(self.config.channels))
-        self._amount(call, "row_bytes", row_bytes, 1 << 31)
-        self._amount(call, "meta_bytes", meta_bytes, 1 << 31)
+        self._amount(call, "row_bytes", row_bytes, ROW_LIMIT)
+        self._amount(call, "meta_bytes", meta_bytes, ROW_LIMIT)
         if channel in self._open:
             raise UsageError(
                 f"{call}: channel {channel} has an open exchange, wait for it first", rank=self.rank
             )
-        return self._row(call, "counts", counts), self._row(call, "offsets", offsets)
 
-    def _row(self, call: str, name: str, values: Int32Array | None) -> Int32Array | None:
-        if values is None:
-            return None
-        row = np.ascontiguousarray(values, dtype=np.int32)
-        if row.shape != (self.num_ranks,):
+    def _explain_chain(self, chain: Sequence[ChainStep]) -> None:
+        if len(chain) > self.config.chain_steps:
             raise UsageError(
-                f"{call}: {name} has shape {row.shape}, must be ({self.num_ranks},): one per rank",
+                f"exchange: the chain has {len(chain)} steps, at most {self.config.chain_steps}",
                 rank=self.rank,
             )
-        if name == "counts" and int(row.min()) < 0:
+        for step in chain:
+            self._choice("exchange: chain", "channel", step.channel, range(self.config.channels))
+            if step.channel in self._open or min(step) < 0:
+                raise UsageError(f"exchange: {step} has an open channel or a negative number", rank=self.rank)
+
+    def _copy_row(self, name: str, values: Any, into: Int32Array) -> None:
+        """Numbers of a caller's array, checked."""
+        shape = np.shape(values)
+        if shape != (self.num_ranks,):
             raise UsageError(
-                f"{call}: counts[{int(row.argmin())}] is {int(row.min())}, at least 0", rank=self.rank
+                f"exchange: {name} has shape {shape}, must be ({self.num_ranks},): one per rank",
+                rank=self.rank,
             )
-        return row
+        try:
+            np.copyto(into, values, casting="same_kind")
+        except TypeError:
+            kind = np.asarray(values).dtype
+            raise UsageError(f"exchange: {name} is {kind}, must be integers", rank=self.rank) from None
 
     def exchange(
         self,
@@ -284,24 +289,30 @@ class BaseEngine:
         offsets: Int32Array | None = None,
         tag: int = 0,
     ) -> ExchangeResult:
-        rows, where = self._row_args("exchange", channel, counts, row_bytes, meta_bytes, offsets)
-        self._amount("exchange", "pull_start_ps", pull_start_ps)
-        self._amount("exchange", "record_ps", record_ps)
-        if len(chain) > self.config.chain_steps:
-            raise UsageError(
-                f"exchange: the chain has {len(chain)} steps, at most {self.config.chain_steps}",
-                rank=self.rank,
-            )
-        for step in chain:
-            self._choice("exchange: chain", "channel", step.channel, range(self.config.channels))
-            if step.channel in self._open or min(step) < 0:
-                raise UsageError(f"exchange: {step} has an open channel or a negative number", rank=self.rank)
-        self._end(
-            self._exchange(
-                channel, rows, where, row_bytes, meta_bytes, wrap(tag), pull_start_ps, record_ps, chain
-            )
+        if (
+            self._finished
+            or channel in self._open
+            or not 0 <= channel < self._channels
+            or not 0 <= row_bytes <= ROW_LIMIT
+            or not 0 <= meta_bytes <= ROW_LIMIT
+        ):
+            self._explain_row("exchange", channel, row_bytes, meta_bytes)
+        if not 0 <= pull_start_ps <= LIMIT_PS or not 0 <= record_ps <= LIMIT_PS:
+            self._amount("exchange", "pull_start_ps", pull_start_ps)
+            self._amount("exchange", "record_ps", record_ps)
+        if chain:
+            self._explain_chain(chain)
+        code = self._exchange(
+            channel, counts, offsets, row_bytes, meta_bytes, tag, pull_start_ps, record_ps, chain
         )
+        if code:
+            self._refuse_row(code)
         return self._exchanged()
+
+    def _refuse_row(self, code: int) -> None:
+        if code < 0:
+            raise UsageError(f"exchange: counts[{-code - 1}] is negative, at least 0", rank=self.rank)
+        self._raise(code)
 
     def exchange_post(
         self,
@@ -312,8 +323,10 @@ class BaseEngine:
         offsets: Int32Array | None = None,
         tag: int = 0,
     ) -> None:
-        rows, where = self._row_args("exchange_post", channel, counts, row_bytes, meta_bytes, offsets)
-        self._end(self._exchange_post(channel, rows, where, row_bytes, meta_bytes, wrap(tag)))
+        self._explain_row("exchange_post", channel, row_bytes, meta_bytes)
+        code = self._exchange_post(channel, counts, offsets, row_bytes, meta_bytes, tag)
+        if code:
+            self._refuse_row(code)
         self._open[channel] = self._slot
 
     def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:

@@ -116,76 +116,98 @@ int sp_wait(local_t *l, const condition_t *conditions, i64 count, i64 any, i64 t
     return code;
 }
 
-static int post_row(local_t *l, i64 channel, const i32 *counts, const i32 *offsets, i64 row_bytes, i64 meta, i64 tag)
+typedef struct { i64 channel, row_bytes, meta, tag, pull_start, record, steps, has_counts, has_offsets; } row_args_t;
+
+/* First negative count + 1, or 0. */
+static i64 negative(const i32 *counts, i64 n)
+{
+    for (i64 q = 0; q < n; q++)
+        if (counts[q] < 0) return q + 1;
+    return 0;
+}
+
+static int post_row(local_t *l, const row_args_t *a)
 {
     core_t *c = l->c;
-    i64 n = c->cfg.n, p = l->rank, slot = sp_open_slot(c, p, channel);
+    i64 n = c->cfg.n, p = l->rank, slot = sp_open_slot(c, p, a->channel);
     if (slot < 0) return FATAL_REUSE;
     slot_t *s = SLOT(c, slot);
     i32 *row = AT(c, i32, s->counts) + p * n, *where = AT(c, i32, s->offsets) + p * n;
-    if (counts) memcpy(row, counts, (size_t)n * 4);
-    else memset(row, 0, (size_t)n * 4);
-    if (offsets) memcpy(where, offsets, (size_t)n * 4);
-    else memset(where, 0, (size_t)n * 4);
-    AT(c, i64, s->has_rows)[p] = counts != 0;
-    AT(c, i64, s->meta)[p] = meta;
-    AT(c, i64, s->row_bytes)[p] = row_bytes;
-    AT(c, i64, s->tag)[p] = tag;
+    if (a->has_counts) {
+        memcpy(row, l->rows, (size_t)n * 4);
+        if (a->has_offsets) memcpy(where, l->rows + n, (size_t)n * 4);
+        else memset(where, 0, (size_t)n * 4);
+    }
+    AT(c, i64, s->has_rows)[p] = a->has_counts;
+    AT(c, i64, s->meta)[p] = a->meta;
+    AT(c, i64, s->row_bytes)[p] = a->row_bytes;
+    AT(c, i64, s->tag)[p] = a->tag;
     AT(c, i64, s->records)[p] = INF;
     *new_post(l) = (post_t){ l->now, key_of(p, l->seq, 0, S_ROW), p, slot, 0, { 0 } };
     l->slot = slot;
     return 0;
 }
 
-int sp_exchange_post(local_t *l, i64 channel, const i32 *counts, const i32 *offsets, i64 row_bytes, i64 meta, i64 tag)
+/* What the exchange that ended brought me. */
+static void take_rows(local_t *l)
 {
-    sp_begin(l);
-    sp_note(l, C_POST, l->now, channel, row_bytes, meta);
-    return post_row(l, channel, counts, offsets, row_bytes, meta, tag);
+    core_t *c = l->c;
+    slot_t *s = SLOT(c, l->slot);
+    i64 n = c->cfg.n, p = l->rank;
+    i32 *counts = l->rows + 2 * n, *offsets = l->rows + 3 * n;
+    const i32 *where = AT(c, i32, s->offsets) + p;
+    memcpy(counts, AT(c, i32, s->received) + p * n, (size_t)n * 4);
+    for (i64 q = 0; q < n; q++) offsets[q] = counts[q] ? where[q * n] : 0;
+    memcpy(l->rows + 4 * n, AT(c, i64, s->tag), (size_t)n * 8);
 }
 
-static int wait_rows(local_t *l, i64 channel, i64 slot, i64 pull_start, i64 record, i64 steps)
+static int wait_rows(local_t *l, const row_args_t *a, i64 slot)
 {
     rank_t *r = RANK(l->c, l->rank);
     i64 start = l->now;
-    r->a = channel;
+    r->a = a->channel;
     r->slot = slot;
-    r->pull_start = pull_start;
-    r->record = record;
+    r->pull_start = a->pull_start;
+    r->record = a->record;
     r->exchange_seq = l->seq;
-    r->chain_count = steps;
+    r->chain_count = a->steps;
     r->chain_at = 0;
     int code = sp_enter(l, W_EXCHANGE, -1, 0);
-    l->seq += steps;
-    if (!code) sp_note(l, W_EXCHANGE, start, channel, l->result, l->records);
-    return code;
+    l->seq += a->steps;
+    if (code) return code;
+    sp_note(l, W_EXCHANGE, start, a->channel, l->result, l->records);
+    take_rows(l);
+    return 0;
 }
 
-int sp_exchange(local_t *l, i64 channel, const i32 *counts, const i32 *offsets, i64 row_bytes, i64 meta, i64 tag,
-                i64 pull_start, i64 record, const chain_t *chain, i64 steps)
+/* The arguments are in l->args and l->rows. Returns 0, a FATAL_ code, or minus (the first negative count's index + 1). */
+int sp_exchange(local_t *l, const chain_t *chain)
 {
+    const row_args_t *a = (const row_args_t *)l->args;
+    i64 bad = a->has_counts ? negative(l->rows, l->c->cfg.n) : 0;
+    if (bad) return (int)-bad;
     sp_begin(l);
-    int code = post_row(l, channel, counts, offsets, row_bytes, meta, tag);
+    int code = post_row(l, a);
     if (code) return code;
-    if (steps)
-        memcpy(AT(l->c, chain_t, l->c->chains) + l->rank * l->c->cfg.chain_steps, chain, (size_t)steps * sizeof *chain);
-    return wait_rows(l, channel, l->slot, pull_start, record, steps);
+    if (a->steps)
+        memcpy(AT(l->c, chain_t, l->c->chains) + l->rank * l->c->cfg.chain_steps, chain,
+               (size_t)a->steps * sizeof *chain);
+    return wait_rows(l, a, l->slot);
+}
+
+int sp_exchange_post(local_t *l)
+{
+    const row_args_t *a = (const row_args_t *)l->args;
+    i64 bad = a->has_counts ? negative(l->rows, l->c->cfg.n) : 0;
+    if (bad) return (int)-bad;
+    sp_begin(l);
+    sp_note(l, C_POST, l->now, a->channel, a->row_bytes, a->meta);
+    return post_row(l, a);
 }
 
 int sp_exchange_wait(local_t *l, i64 channel, i64 slot, i64 pull_start, i64 record)
 {
+    row_args_t a = { channel, 0, 0, 0, pull_start, record, 0, 0, 0 };
     sp_begin(l);
-    return wait_rows(l, channel, slot, pull_start, record, 0);
-}
-
-/* What the exchange of `slot` brought me. */
-void sp_exchange_rows(local_t *l, i64 slot, i32 *counts, i32 *offsets, i64 *tags)
-{
-    core_t *c = l->c;
-    slot_t *s = SLOT(c, slot);
-    i64 n = c->cfg.n, p = l->rank;
-    memcpy(tags, AT(c, i64, s->tag), (size_t)n * 8);
-    memcpy(counts, AT(c, i32, s->received) + p * n, (size_t)n * 4);
-    const i32 *where = AT(c, i32, s->offsets) + p;
-    for (i64 q = 0; q < n; q++) offsets[q] = counts[q] ? where[q * n] : 0;
+    return wait_rows(l, &a, slot);
 }

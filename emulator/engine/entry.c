@@ -214,6 +214,8 @@ local_t *sp_attach(core_t *c, i64 rank)
     l->c = c;
     l->rank = rank;
     l->ctx = (ctx_t){ c, -1, 0, calloc((size_t)c->cfg.n + 1, sizeof(i32)), -1 };
+    l->rows = calloc((size_t)c->cfg.n, 4 * sizeof(i32) + sizeof(i64));
+    if (!l->ctx.woken || !l->rows) abort();
     return l;
 }
 
@@ -221,6 +223,7 @@ void sp_detach(local_t *l)
 {
     free(l->posts);
     free(l->ctx.woken);
+    free(l->rows);
     free(l);
 }
 

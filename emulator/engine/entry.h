@@ -7,6 +7,8 @@ typedef struct { i64 t, key; i64 target, aux, has_op; op_t op; } post_t;
 
 typedef struct {
     i64 now, result, index, records, slot, wakes; /* read by the caller, in this order */
+    i64 args[9];                                  /* written by the caller of sp_exchange */
+    i32 *rows; /* i32[4][n], i64[n]: counts and offsets in, counts, offsets and tags out */
     core_t *c;
     i64 rank, seq, calls[2], num_posts, max_posts, finished;
     post_t *posts;

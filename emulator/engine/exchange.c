@@ -328,8 +328,6 @@ static void end_exchange(ctx_t *x, i64 p, i64 t, int rows)
     AT(c, i64, s->meta)[p] = k->meta;
     AT(c, i64, s->has_rows)[p] = AT(c, i64, s->row_bytes)[p] = AT(c, i64, s->tag)[p] = 0;
     AT(c, i64, s->records)[p] = INF;
-    memset(AT(c, i32, s->counts) + p * c->cfg.n, 0, (size_t)c->cfg.n * 4);
-    memset(AT(c, i32, s->offsets) + p * c->cfg.n, 0, (size_t)c->cfg.n * 4);
     r->slot = i;
     r->pull_start = k->pull_start;
     r->record = k->record;

@@ -82,6 +82,8 @@ void sp_facts(core_t *c, i64 a, i64 b, i64 *out)
     memcpy(out, row, sizeof row);
 }
 
+i64 sp_version(void) { return SP_VERSION; }
+
 const char *sp_reason(core_t *c) { return c->reason; }
 
 void *PyInit__core(void) { return 0; } /* some linkers of extension modules insist on the name; never imported */

@@ -18,6 +18,7 @@ typedef uint32_t u32;
 #define INF ((i64)1 << 62)
 #define LATE ((i64)1 << 62) /* time-outs, observations and resumptions sort after everything else at their instant */
 #define MAX_RANKS 4095
+#define SP_VERSION 2 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };

@@ -35,8 +35,10 @@ from emulator.errors import InternalError, UsageError, WallDeadlineError
 
 __all__ = ["NativeEngine", "attach", "available", "engine_bytes", "engine_create", "load"]
 
+VERSION = 2
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "sp_version": (I64, []),
     "sp_bytes": (I64, [POINTER]),
     "sp_create": (INT, [POINTER, POINTER]),
     "sp_attach": (POINTER, [POINTER, I64]),
@@ -49,10 +51,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_atomic": (INT, [POINTER, I64, I64, I64, I64, I64]),
     "sp_wait": (INT, [POINTER, POINTER, I64, I64, I64]),
     "sp_flush": (INT, [POINTER]),
-    "sp_exchange": (INT, [POINTER, I64, POINTER, POINTER, I64, I64, I64, I64, I64, POINTER, I64]),
-    "sp_exchange_post": (INT, [POINTER, I64, POINTER, POINTER, I64, I64, I64]),
+    "sp_exchange": (INT, [POINTER, POINTER]),
+    "sp_exchange_post": (INT, [POINTER]),
     "sp_exchange_wait": (INT, [POINTER, I64, I64, I64, I64]),
-    "sp_exchange_rows": (None, [POINTER, I64, POINTER, POINTER, POINTER]),
     "sp_finish": (INT, [POINTER]),
     "sp_mark_dead": (INT, [POINTER, I64]),
     "sp_abort": (INT, [POINTER, ctypes.c_char_p]),
@@ -91,6 +92,8 @@ def load(path: str | None = None) -> Any:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+    if lib.sp_version() != VERSION:
+        raise UsageError(f"{found} was built from other sources; build the package again")
     return lib
 
 
@@ -98,7 +101,7 @@ def available() -> bool:
     """Whether the core was built and loads."""
     try:
         return library_path() is not None and load() is not None
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, UsageError):
         return False
 
 
@@ -134,8 +137,16 @@ class NativeEngine(BaseEngine):
         self._lib = lib
         self._core, self._view = _address(buf, cfg, lib)
         self._me = lib.sp_attach(self._core, rank)
-        self._local = (I64 * 6).from_address(self._me)  # now, result, index, records, slot, wakes
-        self._no_counts = np.zeros(cfg.num_ranks, dtype=np.int32)
+        n, words = cfg.num_ranks, 16
+        self._local = (I64 * words).from_address(
+            self._me
+        )  # now, result, index, records, slot, wakes, arguments, rows
+        rows = self._local[15]
+        self._rows_in = _view(rows, np.int32, 2 * n).reshape(2, n)
+        self._rows_out = _view(rows + 8 * n, np.int32, 2 * n)
+        self._tags_out = _view(rows + 16 * n, np.int64, n)
+        self._handle = ctypes.c_void_p(self._me)  # saves a conversion in every call
+        self._sp_compute, self._sp_exchange = lib.sp_compute, lib.sp_exchange
 
     def __del__(self) -> None:
         me, self._me = getattr(self, "_me", None), None
@@ -155,7 +166,8 @@ class NativeEngine(BaseEngine):
         return self._local[4]
 
     def _compute(self, ps: int, kind: int, publish: bool) -> int:
-        return int(self._lib.sp_compute(self._me, ps, kind, publish))
+        code: int = self._sp_compute(self._handle, ps, kind, publish)
+        return code
 
     def _put(self, dst: int, nbytes: int, log: LogRef | None, op: int, word: int, value: int) -> None:
         self._lib.sp_put(self._me, dst, nbytes, _ref(log), op, word, value)
@@ -191,22 +203,32 @@ class NativeEngine(BaseEngine):
         record_ps: int,
         chain: Sequence[ChainStep],
     ) -> int:
-        steps = (I64 * (5 * len(chain)))(*[x for step in chain for x in step]) if chain else None
-        return int(
-            self._lib.sp_exchange(
-                self._me,
-                channel,
-                _at(counts),
-                _at(offsets),
-                row_bytes,
-                meta_bytes,
-                tag,
-                pull_start_ps,
-                record_ps,
-                steps,
-                len(chain),
-            )
+        self._arguments(
+            channel, counts, offsets, row_bytes, meta_bytes, tag, pull_start_ps, record_ps, len(chain)
         )
+        steps = (I64 * (5 * len(chain)))(*[x for step in chain for x in step]) if chain else None
+        code: int = self._sp_exchange(self._handle, steps)
+        return code
+
+    def _arguments(
+        self,
+        channel: int,
+        counts: Any,
+        offsets: Any,
+        row_bytes: int,
+        meta_bytes: int,
+        tag: int,
+        pull_start_ps: int,
+        record_ps: int,
+        steps: int,
+    ) -> None:
+        if counts is not None:
+            self._copy_row("counts", counts, self._rows_in[0])
+        if offsets is not None:
+            self._copy_row("offsets", offsets, self._rows_in[1])
+        rows = int(counts is not None), int(offsets is not None)
+        numbers = [channel, row_bytes, meta_bytes, tag, pull_start_ps, record_ps, steps, *rows]
+        self._local[6:15] = numbers  # type: ignore[assignment]
 
     def _exchange_post(
         self,
@@ -217,22 +239,16 @@ class NativeEngine(BaseEngine):
         meta_bytes: int,
         tag: int,
     ) -> int:
-        return int(
-            self._lib.sp_exchange_post(
-                self._me, channel, _at(counts), _at(offsets), row_bytes, meta_bytes, tag
-            )
-        )
+        self._arguments(channel, counts, offsets, row_bytes, meta_bytes, tag, 0, 0, 0)
+        return int(self._lib.sp_exchange_post(self._me))
 
     def _exchange_wait(self, channel: int, slot: int, pull_start_ps: int, record_ps: int) -> int:
         return int(self._lib.sp_exchange_wait(self._me, channel, slot, pull_start_ps, record_ps))
 
     def _exchanged(self) -> ExchangeResult:
-        n = self.num_ranks
-        counts, offsets = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.int32)
-        tags = np.empty(n, dtype=np.int64)
-        now, result, _, records, slot, _ = self._local
-        self._lib.sp_exchange_rows(self._me, slot, _at(counts), _at(offsets), _at(tags))
-        return ExchangeResult(result, now, records, counts, offsets, tags)
+        n, rows = self.num_ranks, self._rows_out.copy()
+        now, result, _, records, _, _ = self._local[:6]
+        return ExchangeResult(result, now, records, rows[:n], rows[n:], self._tags_out.copy())
 
     # ---- apply logs
     def log_lock(self, target: int) -> None:
@@ -337,6 +353,12 @@ class NativeEngine(BaseEngine):
 
     def set_jitter(self, probability: float, max_us: int, seed: int) -> None:
         self._lib.sp_set_jitter(self._me, int(probability * 1e6), max_us, seed)
+
+
+def _view(address: int, dtype: Any, count: int) -> Any:
+    """The core's own memory as an array."""
+    raw: Any = (ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address)
+    return np.frombuffer(raw, dtype)
 
 
 def _ref(log: LogRef | None) -> Any:

@@ -41,6 +41,7 @@ from emulator.engine.base import (
     Waiter,
     check_config,
     make_waiter,
+    wrap,
 )
 from emulator.engine.twin_core import (
     OP_ATOMIC,
@@ -333,8 +334,11 @@ class TwinEngine(BaseEngine):
         record_ps: int,
         chain: Sequence[ChainStep],
     ) -> int:
+        rows, where = self._rows(counts, offsets)
+        if rows is not None and int(rows.min()) < 0:
+            return -int((rows < 0).argmax()) - 1
         self._begin()
-        code = self._post_row(channel, counts, offsets, row_bytes, meta_bytes, tag)
+        code = self._post_row(channel, rows, where, row_bytes, meta_bytes, wrap(tag))
         if code:
             return code
         if chain:
@@ -350,9 +354,21 @@ class TwinEngine(BaseEngine):
         meta_bytes: int,
         tag: int,
     ) -> int:
+        rows, where = self._rows(counts, offsets)
+        if rows is not None and int(rows.min()) < 0:
+            return -int((rows < 0).argmax()) - 1
         self._begin()
         self._note(C_POST, self._now, channel, row_bytes, meta_bytes)
-        return self._post_row(channel, counts, offsets, row_bytes, meta_bytes, tag)
+        return self._post_row(channel, rows, where, row_bytes, meta_bytes, wrap(tag))
+
+    def _rows(self, counts: Any, offsets: Any) -> tuple[Int32Array | None, Int32Array | None]:
+        made: list[Int32Array | None] = []
+        for name, values in (("counts", counts), ("offsets", offsets)):
+            row = None if values is None else np.empty(self.num_ranks, dtype=np.int32)
+            if row is not None:
+                self._copy_row(name, values, row)
+            made.append(row)
+        return made[0], made[1]
 
     def _exchange_wait(self, channel: int, slot: int, pull_start_ps: int, record_ps: int) -> int:
         self._begin()

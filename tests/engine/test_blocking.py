@@ -277,7 +277,7 @@ BAD = {
     "timeout_ps is -1": lambda e: e.wait([(0, 0, 0)], timeout_ps=-1),
     "channel is 8": lambda e: e.exchange(8, None, 0, 0),
     "counts has shape (3,)": lambda e: e.exchange(0, [1, 2, 3], 0, 0),
-    "counts[1] is -2": lambda e: e.exchange(0, [1, -2], 0, 0),
+    "counts[1] is negative": lambda e: e.exchange(0, [1, -2], 0, 0),
     "no exchange is open": lambda e: e.exchange_wait(0),
     "more than there is": lambda e: e.log_advance(0, 1),
     "does not hold the apply lock": lambda e: e.log_unlock(1),

@@ -178,7 +178,7 @@ class Server:
                     f.close()
             for fd in (self.wake_r, self.wake_w, *foreign):
                 os.close(fd)
-            Template(channel, hello, table, str(shm), num_local).run()
+            Template(channel, hello, table, str(shm), num_local, own_stdin=self.owner is not None).run()
         except BaseException:
             traceback.print_exc()
             os._exit(1)

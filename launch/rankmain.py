@@ -24,6 +24,10 @@ from launch import osproc
 from launch.mpihook import PreloadedMpi
 from launch.wire import Hello
 
+OWN_PACKAGES = ("emulator", "memsem", "collectives", "serving")
+"""What the fork server imports beside torch, numpy and mpi4py."""
+
+_INSTALLED = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INHERITED_LIMITS = (
     resource.RLIMIT_AS,
     resource.RLIMIT_CORE,
@@ -34,10 +38,11 @@ _INHERITED_LIMITS = (
 )
 
 
-def inherit_from(stub: int, hello: Hello, files: list[int]) -> None:
-    """Take on the stub's files, directory, umask, affinity, priority and limits."""
+def inherit_from(stub: int, hello: Hello, files: list[int], own_stdin: bool) -> None:
+    """Take on the stub's files (not 0 if `own_stdin`), directory, umask, affinity, priority and limits."""
     for target, f in enumerate(files):
-        os.dup2(f, target)
+        if target or not own_stdin:
+            os.dup2(f, target)
         os.close(f)
     os.umask(hello.umask)
     os.chdir(hello.cwd)
@@ -67,9 +72,13 @@ def open_standard_files() -> None:
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
 
     def stream(fd: int, mode: str, old: TextIO) -> io.TextIOWrapper:
-        raw = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
-        lines = fd == 2 or os.isatty(fd)  # encoding and errors follow the locale, which is the server's too
-        return io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=lines, write_through=unbuffered)
+        binary = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
+        getattr(binary, "raw", binary).name = old.name
+        lines = not unbuffered and (fd == 2 or os.isatty(fd))
+        # encoding and errors follow the locale, which is the server's too
+        return io.TextIOWrapper(
+            binary, old.encoding, old.errors, line_buffering=lines, write_through=unbuffered
+        )
 
     sys.stdin = sys.__stdin__ = stream(0, "r", sys.stdin)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = stream(1, "w", sys.stdout)  # type: ignore[misc]
@@ -92,8 +101,15 @@ def _program(argv: list[str]) -> Callable[[], object]:
 
 
 def _add_to_path(directory: str) -> None:
-    if not os.environ.get("PYTHONSAFEPATH"):
-        sys.path.insert(0, directory)
+    """Put the program's directory first on the path; forget those packages of ours that it shadows."""
+    if os.environ.get("PYTHONSAFEPATH"):
+        return
+    sys.path.insert(0, directory)
+    for name in OWN_PACKAGES:
+        shadowed = any(os.path.exists(os.path.join(directory, name + end)) for end in ("", ".py"))
+        if shadowed and not os.path.samefile(directory, _INSTALLED):
+            for module in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
+                del sys.modules[module]
 
 
 def _run_script(path: str) -> None:

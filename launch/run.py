@@ -108,7 +108,6 @@ class _Job:
                 where = ("--path", str(self.directory.socket_path), "--shm", str(self.directory.shm))
                 self.server = subprocess.Popen(
                     [sys.executable, "-P", "-m", "launch.forkserver", *arguments, *where],
-                    stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=fds,
                     start_new_session=True,  # so that Ctrl-C reaches mpirun and not the ranks
@@ -126,7 +125,11 @@ class _Job:
             osproc.die_with_parent(me)
             osproc.set_timer_slack(osproc.STARTING_SLACK_NS)
 
-        self.mpirun = subprocess.Popen(command, env=dict(environment), preexec_fn=in_child)
+        # Rank 0 gets our standard input by way of the fork server: this mpirun never tells the end of a file
+        # (openpmix pull request 4024) and may repeat parts of a long one (prrte issue 2579).
+        self.mpirun = subprocess.Popen(
+            command, env=dict(environment), preexec_fn=in_child, stdin=subprocess.DEVNULL
+        )
 
     def watch(self) -> int:
         """Wait for mpirun to end; pass signals on to it. Return its exit status as a shell would say it."""

@@ -56,14 +56,22 @@ class Template:
         table: the job's counters, shared with the server and the ranks.
         shm: the job's directory in /dev/shm.
         num_local: ranks of the job on this host.
+        own_stdin: rank 0 reads the standard input we have, not the one mpirun offers.
     """
 
     def __init__(
-        self, channel: socket.socket, hello: wire.Hello, table: JobTable, shm: str, num_local: int
+        self,
+        channel: socket.socket,
+        hello: wire.Hello,
+        table: JobTable,
+        shm: str,
+        num_local: int,
+        own_stdin: bool,
     ) -> None:
         self.channel = channel
         self.table = table
         self.shm = shm
+        self.own_stdin = own_stdin
         self.missing = num_local
         self.ranks: dict[int, _Rank] = {}  # by descriptor of the stub's connection
         self.by_pid: dict[int, _Rank] = {}
@@ -174,7 +182,8 @@ class Template:
             os.close(self.wake_r)
             os.close(self.wake_w)
             self._take_environment(hello)
-            inherit_from(stub_pid, hello, files)
+            own_stdin = self.own_stdin and hello.number("OMPI_COMM_WORLD_RANK", 0) == 0
+            inherit_from(stub_pid, hello, files, own_stdin)
             local = hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
             if self.accelerated:
                 board.enter(hello.number("PMIX_RANK", 0))

@@ -1,0 +1,103 @@
+"""The command line: one-line errors with exit code 2, and nothing started for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sandbox import BIN, Sandbox
+
+from launch import cli, run
+
+SUPERPOD = str(BIN / "superpod")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "-n", "769", "app.py"], "768 dies"),
+        (["run", "-n", "0", "app.py"], "at least 1 rank"),
+        (["run", "-n", "four", "app.py"], "valid integer"),
+        (["run", "app.py"], "--np"),
+        (["run", "-n", "2"], "name a program"),
+        (["run", "-n", "2", "--pod", "nosuchpod", "app.py"], "nosuchpod"),
+        (["run", "-n", "2", "--set", "ub.latency_intr_us=4", "app.py"], "ub.latency_intra_us"),
+        (["run", "-n", "2", "--set", "ub.latency_intra_us", "app.py"], "key=value"),
+        (["run", "-n", "2", "--set", "a=1", "--set", "a=2", "app.py"], "twice"),
+        (["run", "-n", "2", "--transport", "pigeon", "app.py"], "shared, rma"),
+        (["run", "-n", "2", "--clock", "wall", "app.py"], "not built yet"),
+        (["run", "-n", "2", "--clock", "sundial", "app.py"], "virtual"),
+        (["run", "-n", "2", "--trace-out", "/nonexistent/t.json", "app.py"], "/nonexistent/t.json"),
+        (["run", "-n", "2", "--json", "/nonexistent/r.json", "app.py"], "/nonexistent/r.json"),
+        (["run", "-n", "2", "--nosuchoption", "app.py"], "--nosuchoption"),
+        (["nosuchcommand"], "nosuchcommand"),
+        (["trace", "diff", "/nonexistent/a", "/nonexistent/b"], "/nonexistent/a"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
+) -> None:
+    monkeypatch.setattr(run._Job, "start_server", lambda *_: pytest.fail("something was started"))
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("superpod: error: ")
+    assert err.count("\n") == 1
+    assert expected in err
+
+
+def test_misuse_of_the_installed_command_leaves_nothing(sandbox: Sandbox) -> None:
+    result = sandbox.run([SUPERPOD, "run", "-n", "769", "app.py"])
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    sandbox.assert_clean(0)
+
+
+def test_version_and_help(sandbox: Sandbox) -> None:
+    assert sandbox.run([SUPERPOD, "--version"]).stdout.startswith("superpod ")
+    assert "make-checkpoint" in sandbox.run([SUPERPOD, "--help"]).stdout
+
+
+@pytest.mark.parametrize("command", [["run"], ["doctor"], ["trace"], ["make-checkpoint"], ["replay"]])
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert cli.main([*command, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_make_checkpoint_twice_gives_the_same_bytes_and_refuses_to_overwrite(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    def make(name: str, *more: str) -> int:
+        command = [
+            SUPERPOD,
+            "make-checkpoint",
+            str(tmp_path / name),
+            "--preset",
+            "tiny",
+            "--seed",
+            "3",
+            *more,
+        ]
+        return int(sandbox.run(command).returncode)
+
+    assert (make("a"), make("b")) == (0, 0)
+    names = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert "config.json" in names
+    assert all((tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names)
+    assert make("a") == 2
+    assert make("a", "--overwrite") == 0
+
+
+def test_make_checkpoint_unknown_preset(sandbox: Sandbox, tmp_path: Path) -> None:
+    result = sandbox.run([SUPERPOD, "make-checkpoint", str(tmp_path / "x"), "--preset", "maxi"])
+    assert result.returncode == 2
+    assert "mini" in result.stderr
+
+
+def test_doctor_reports_this_machine(sandbox: Sandbox) -> None:
+    result = sandbox.run([SUPERPOD, "doctor", "--json"])
+    report = json.loads(result.stdout)
+    names = {f["name"] for f in report["findings"]}
+    assert {"cores", "memory", "shared memory", "open files", "MPI", "C compiler", "engine core"} <= names
+    assert {"rank stub", "accelerated start", "timer slack"} <= names
+    assert result.returncode == (0 if report["ok"] else 1)
+    assert sandbox.run([SUPERPOD, "doctor"]).stdout.count("│") > 20
+    sandbox.assert_clean(0)

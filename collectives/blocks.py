@@ -50,9 +50,9 @@ class Block:
 class BlockPair:
     """The two blocks of one (micro-batch, operation), its channel and its event counter."""
 
-    def __init__(self, device: Device, block: Block, base: int, channel: int) -> None:
+    def __init__(self, device: Device, block: Block, base: int, channel: int, micro_batch: int) -> None:
         self._device, self._block, self._base, self.channel = device, block, base, channel
-        self.most = block.most
+        self.most, self.micro_batch = block.most, micro_batch
         self._event = 0
         self.posted_ps = 0
         own = device.transport.own(Area.MANAGED)

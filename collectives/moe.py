@@ -80,8 +80,7 @@ class IdleStep(NamedTuple):
     compute_ps: int = 0
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(NamedTuple):
     """What a dispatch brought, and what its combine needs.
 
     Attributes:
@@ -188,9 +187,9 @@ class ExpertExchange:
         base, _, channel = self.device.symmetric.carve(Area.MANAGED, total, what, channels=2 * micro_batches)
         self._out: list[BlockPair] = []
         self._back: list[BlockPair] = []
-        for _ in range(micro_batches):
-            self._out.append(BlockPair(self.device, out, base, channel))
-            self._back.append(BlockPair(self.device, back, base + 2 * out.nbytes, channel + 1))
+        for number in range(micro_batches):
+            self._out.append(BlockPair(self.device, out, base, channel, number))
+            self._back.append(BlockPair(self.device, back, base + 2 * out.nbytes, channel + 1, number))
             base, channel = base + 2 * (out.nbytes + back.nbytes), channel + 2
 
     # --- dispatch ---------------------------------------------------------------------------------------
@@ -251,8 +250,9 @@ class ExpertExchange:
         if costs.start_ps:
             self.device.compute(costs.start_ps)
         device = self.device
-        plan = device.rows.plan(ids, self.slots, device.num_ranks, self.topk, charge, pair.most)
-        device.rows.pack(pair.own(), self._out_form, x, plan.order, self.topk, ids, charge)
+        plan = device.rows.send(
+            pair.own(), self._out_form, x, ids, device.num_ranks, self.topk, charge, pair.most
+        )
         return pair, plan, costs
 
     def _take_in(self, pair: BlockPair, plan: Plan, tokens: int, result: ExchangeResult) -> Handle:
@@ -261,7 +261,7 @@ class ExpertExchange:
         got = self.device.rows.unpack(records, self._out_form, counts, first, total)
         self._record(pair, result, got.rows)
         return Handle(
-            got.rows, got.per_slot, got.charged_per_slot, self._out.index(pair), tokens, plan, counts,
+            got.rows, got.per_slot, got.charged_per_slot, pair.micro_batch, tokens, plan, counts,
             result.counts, got.place,
         )  # fmt: skip
 

@@ -88,6 +88,18 @@ class RowKernels(Protocol):
         self, slot_ids: Int64, slots: int, num_ranks: int, topk: int, charge: Int32 | None, most: int
     ) -> Plan: ...
 
+    def send(
+        self,
+        block: Records,
+        form: RowFormat,
+        x: Float32,
+        slot_ids: Int64,
+        num_ranks: int,
+        topk: int,
+        charge: Int32 | None,
+        most: int,
+    ) -> Plan: ...
+
     def plan_back(self, counts: Int32, charged: Int32, place: Int32, most: int) -> Plan: ...
 
     def decode(
@@ -144,6 +156,22 @@ class NumpyRows:
         if charge is not None:
             np.add.at(charged, ranks, np.repeat(charge, topk) - 1)
         return self.plan_back(counts, charged, order, most)
+
+    def send(
+        self,
+        block: Records,
+        form: RowFormat,
+        x: Float32,
+        slot_ids: Int64,
+        num_ranks: int,
+        topk: int,
+        charge: Int32 | None,
+        most: int,
+    ) -> Plan:
+        """`plan` and `pack` in one call."""
+        plan = self.plan(slot_ids, form.slots, num_ranks, topk, charge, most)
+        self.pack(block, form, x, plan.order, topk, slot_ids, charge)
+        return plan
 
     def plan_back(self, counts: Int32, charged: Int32, place: Int32, most: int) -> Plan:
         """Place rows whose counts are known; record i is row `place[i]`."""
@@ -281,6 +309,7 @@ class CompiledRows:
         p, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         signatures: dict[str, tuple[Any, list[Any]]] = {
             "rows_plan": (i64, [p, i64, i32, i32, p, i32, i32, p, p, p, p, p, p]),
+            "rows_send": (i64, [p, i64, i32, i32, p, i32, i32, p, p, i64, p, i64, i32]),
             "rows_back": (None, [p, i32, i32, p, p]),
             "rows_decode": (i64, [p, p, i64, i32, i32, p, p, p]),
             "rows_pack": (None, [p, i64, p, i64, p, i64, i32, p, i32, p, i32]),
@@ -305,6 +334,28 @@ class CompiledRows:
         )  # fmt: skip
         if bad:
             raise _no_such_slot(bad - 1, slot_ids, slots, n)
+        return Plan(out[:n], out[n : 2 * n], out[2 * n : 3 * n], out[3 * n : row], out[row : row + pairs])
+
+    def send(
+        self,
+        block: Records,
+        form: RowFormat,
+        x: Float32,
+        slot_ids: Int64,
+        num_ranks: int,
+        topk: int,
+        charge: Int32 | None,
+        most: int,
+    ) -> Plan:
+        """See `NumpyRows.send`."""
+        n, pairs, row = num_ranks, slot_ids.size, 4 * num_ranks
+        out = np.empty(row + pairs + form.slots * n, np.int32)
+        bad = self._lib.rows_send(
+            _address(slot_ids), pairs, form.slots, n, _optional(charge), topk, most, _address(out),
+            block.address, block.stride, _address(x), form.hidden, form.int8,
+        )  # fmt: skip
+        if bad:
+            raise _no_such_slot(bad - 1, slot_ids, form.slots, n)
         return Plan(out[:n], out[n : 2 * n], out[2 * n : 3 * n], out[3 * n : row], out[row : row + pairs])
 
     def plan_back(self, counts: Int32, charged: Int32, place: Int32, most: int) -> Plan:

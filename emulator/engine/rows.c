@@ -71,6 +71,19 @@ void rows_pack(uint8_t *block, int64_t stride, const float *x, int64_t hidden, c
     }
 }
 
+/* rows_plan, then rows_pack of the planned order: one call for what every dispatch does. */
+int64_t rows_send(const int64_t *slot_ids, int64_t pairs, int32_t slots, int32_t num_ranks, const int32_t *charge,
+                  int32_t topk, int32_t most, int32_t *out, uint8_t *block, int64_t stride, const float *x,
+                  int64_t hidden, int32_t int8)
+{
+    int32_t *counts = out, *charged = counts + num_ranks, *first = charged + num_ranks, *fields = first + num_ranks;
+    int32_t *order = fields + num_ranks, *scratch = order + pairs;
+    const int64_t bad = rows_plan(slot_ids, pairs, slots, num_ranks, charge, topk, most, counts, charged, first, fields,
+                                  order, scratch);
+    if (!bad) rows_pack(block, stride, x, hidden, order, pairs, topk, slot_ids, slots, charge, int8);
+    return bad;
+}
+
 /* Places of rows that go back where they came from: first and fields, given counts. */
 void rows_back(const int32_t *counts, int32_t num_ranks, int32_t most, int32_t *first, int32_t *fields)
 {

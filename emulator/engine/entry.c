@@ -60,6 +60,7 @@ static int acquire(local_t *l)
     }
     l->ctx.num_woken = 0;
     l->ctx.batch = -1;
+    l->ctx.wake_all = rc == EOWNERDEAD; /* the dead one may have decided waits and not woken anybody */
     if (rc == EOWNERDEAD) {
         pthread_mutex_consistent(&c->lock);
         if (c->dirty) sp_fail(c, FATAL_DIRTY, c->owner);
@@ -74,9 +75,9 @@ static int acquire(local_t *l)
 static void release(local_t *l, int wake_all)
 {
     core_t *c = l->c;
-    if (c->fatal || wake_all)
+    wake_all |= c->fatal || l->ctx.wake_all;
+    if (wake_all)
         for (i64 p = 0; p < c->cfg.n; p++) __atomic_add_fetch(&RANK(c, p)->word, 1, __ATOMIC_RELEASE);
-    wake_all |= c->fatal != 0;
     __atomic_store_n(&c->dirty, 0, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&c->lock);
     if (wake_all) {
@@ -213,7 +214,7 @@ local_t *sp_attach(core_t *c, i64 rank)
     if (!l) return 0;
     l->c = c;
     l->rank = rank;
-    l->ctx = (ctx_t){ c, -1, 0, calloc((size_t)c->cfg.n + 1, sizeof(i32)), -1 };
+    l->ctx = (ctx_t){ c, -1, 0, calloc((size_t)c->cfg.n + 1, sizeof(i32)), -1, 0 };
     l->rows = calloc((size_t)c->cfg.n, 4 * sizeof(i32) + sizeof(i64));
     if (!l->ctx.woken || !l->rows) abort();
     return l;

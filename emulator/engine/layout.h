@@ -101,7 +101,7 @@ static inline i64 max64(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 min64(i64 a, i64 b) { return a < b ? a : b; }
 
 /* State of one entry: whom to wake, and whose events are being settled. */
-typedef struct { core_t *c; i64 batch, num_woken; i32 *woken; int trace_fd; } ctx_t;
+typedef struct { core_t *c; i64 batch, num_woken; i32 *woken; int trace_fd, wake_all; } ctx_t;
 
 void sp_init_mutex(pthread_mutex_t *m);
 void sp_settle(ctx_t *x);

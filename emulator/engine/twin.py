@@ -106,6 +106,7 @@ class TwinEngine(BaseEngine):
         self._posts: list[Post] = []
         self._result = self._slot = self._records = 0
         self._blob_seen = 0
+        self._wake_all = False
         self._jitter: Any = None
 
     @property
@@ -125,6 +126,7 @@ class TwinEngine(BaseEngine):
             which = m.facts[m.BLOB] & 1
             core.heap, core.gets, core.live = pickle.loads(m.blob[which])
         if code == errno.EOWNERDEAD:
+            self._wake_all = True  # the dead one may have decided waits and not woken anybody
             if m.facts[m.DIRTY]:
                 core.fail(FATAL_DIRTY, m.facts[m.OWNER])
             else:
@@ -142,7 +144,8 @@ class TwinEngine(BaseEngine):
             self._blob_seen = m.facts[m.BLOB] + 1
             m.blob[self._blob_seen & 1][: len(blob)] = np.frombuffer(blob, np.uint8)
             m.facts[m.BLOB] = self._blob_seen
-        wake_all = wake_all or m.facts[m.FATAL] != FATAL_NONE
+        wake_all = wake_all or self._wake_all or m.facts[m.FATAL] != FATAL_NONE
+        self._wake_all = False
         woken = list(range(self.num_ranks)) if wake_all else core.woken[:]
         for p in woken:
             m.word[p] = m.word[p] + 1 & 0x7FFFFFFF

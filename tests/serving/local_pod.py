@@ -73,6 +73,7 @@ class LocalLink:
     def __init__(self, board: Board, rank: int, placement: Placement, hidden: int) -> None:
         self._board, self._rank, self._placement, self._hidden = board, rank, placement, hidden
         self.priced_rows_sent = 0
+        self.priced_received: list[NDArray[np.int64]] = []
 
     def dispatch(self, x: Any, slots: Any, shares: Any, costs: Any) -> Received:
         self.priced_rows_sent += int(shares.sum()) * slots.shape[1]
@@ -89,6 +90,7 @@ class LocalLink:
         local = np.array([f[0] for f in found], dtype=np.int64)
         count = np.bincount(local, minlength=per_rank)
         priced = np.bincount(local, [f[5] for f in found], per_rank).astype(np.int64)
+        self.priced_received.append(priced)
         return Received(rows, count, priced, [f[1:4] for f in found])
 
     def combine(self, received: Any, results: Any, weights: Any, costs: Any) -> Any:

@@ -110,18 +110,23 @@ def test_a_request_beyond_the_context_fails_alone(tiny_model: str, tiny_priced: 
 
 
 def test_one_rank_is_charged_the_priced_layers(tiny_model: str, tiny_priced: str) -> None:
-    """One prompt, one output: attention of 1 dense + 8 MoE layers, at the true prompt length."""
+    """One prompt, two outputs: 1 dense + 8 MoE layers, a prefill of 630 tokens and a decode after 630."""
     priced = load_priced(tiny_priced)
-    prompt = np.arange(10, dtype=np.int64)
-    spec = RequestSpec(0, 0, prompt, 630, 64, 1, False, 0)
+    spec = RequestSpec(0, 0, np.arange(10, dtype=np.int64), 630, 64, 2, False, 0)
     placement = place_experts(1, 16, 2, PlacementOptions())
-    ((record, clock, _),) = run_pod(tiny_model, [spec], placement, limits(), priced)
-    layer = sum(priced.layer_kernels(np.zeros(0, np.int64), [(0, 630)]).values())
-    attention = 9 * layer + 8 * priced.router_ps(630)
+    ((record, clock, link),) = run_pod(tiny_model, [spec], placement, limits(), priced)
+    prefill = sum(priced.layer_kernels(np.zeros(0, np.int64), [(0, 630)]).values())
+    decode = sum(priced.layer_kernels(np.array([631])).values())
+    attention = 9 * (prefill + decode) + 8 * (priced.router_ps(630) + priced.router_ps(1))
     assert record.time.ps["attention"] == attention
-    assert record.time.ps["other"] == priced.step_overhead_ps + priced.dense_mlp_ps(630) + priced.head_ps(1)
+    dense, head = priced.dense_mlp_ps(630) + priced.dense_mlp_ps(1), 2 * priced.head_ps(1)
+    assert record.time.ps["other"] == 2 * priced.step_overhead_ps + dense + head
+    assert [int(rows.sum()) for rows in link.priced_received] == [1260, 1260, 2, 2]
+    experts = 4 * sum(priced.experts_ps(rows) for rows in link.priced_received)
+    shared = 8 * (priced.shared_ps(630) + priced.shared_ps(1))
+    assert record.time.ps["experts"] == experts + shared
     assert sum(ps for label, ps in clock.charged if label == 1) == attention
-    assert record.requests[0].token_times_ps == [clock.now_ps]
+    assert record.requests[0].token_times_ps[-1] == clock.now_ps
 
 
 def test_scale_one_and_scale_64_charge_the_same_prefill(tiny_model: str, tiny_priced: str) -> None:

@@ -18,19 +18,11 @@ from emulator.engine.api import (
     LogRef,
     Statistics,
 )
-from emulator.engine.base import (
-    BLOCKED,
-    DEAD,
-    FATAL_WALL,
-    RUN,
-    W_EXCHANGE,
-    W_WAIT,
-    BaseEngine,
-    Waiter,
-    check_config,
-    config_numbers,
-    make_waiter,
-)
+from emulator.engine.base import BaseEngine
+from emulator.engine.codes import BLOCKED, DEAD, FATAL_WALL, RUN, W_EXCHANGE, W_WAIT
+from emulator.engine.config import check_config, config_numbers
+from emulator.engine.primitives import Waiter
+from emulator.engine.reports import make_waiter
 from emulator.errors import InternalError, UsageError, WallDeadlineError
 
 __all__ = ["NativeEngine", "attach", "available", "engine_bytes", "engine_create", "load"]

@@ -22,7 +22,8 @@ from emulator.engine.api import (
     LogRef,
     Statistics,
 )
-from emulator.engine.base import (
+from emulator.engine.base import BaseEngine
+from emulator.engine.codes import (
     BLOCKED,
     DEAD,
     EXITED,
@@ -37,12 +38,10 @@ from emulator.engine.base import (
     W_EXCHANGE,
     W_TEST,
     W_WAIT,
-    BaseEngine,
-    Waiter,
-    check_config,
-    make_waiter,
-    wrap,
 )
+from emulator.engine.config import check_config, wrap
+from emulator.engine.primitives import Waiter
+from emulator.engine.reports import make_waiter
 from emulator.engine.twin_core import (
     OP_ATOMIC,
     OP_GET,

@@ -15,7 +15,7 @@ import numpy as np
 
 from emulator.engine import api
 from emulator.engine.api import EngineConfig, LogRef
-from emulator.engine.base import (
+from emulator.engine.codes import (
     BLOCKED,
     DEAD,
     EXITED,
@@ -35,8 +35,8 @@ from emulator.engine.base import (
     W_READ,
     W_TEST,
     W_WAIT,
-    wrap,
 )
+from emulator.engine.config import wrap
 from emulator.engine.twin_memory import INF, LATE, Memory
 
 (S_ROW, S_EGRESS, S_INGRESS, S_DELIVER, S_ACK, S_ATOMIC, S_RESPONSE, S_PULL, S_PULL_IN, S_BULK) = range(1, 11)

@@ -12,7 +12,8 @@ import numpy as np
 
 from emulator.engine import api
 from emulator.engine.api import EngineConfig
-from emulator.engine.base import FATAL_TRACE, link_class
+from emulator.engine.codes import FATAL_TRACE
+from emulator.engine.config import link_class
 
 INF = LATE = 1 << 62
 HEADER = 4096

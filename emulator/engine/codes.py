@@ -1,0 +1,26 @@
+"""Numbers both implementations share: states of a rank, kinds of waits, reasons why a run cannot go on."""
+
+RUN, BLOCKED, EXITED, DEAD = range(4)
+(W_NONE, W_WAIT, W_QUIET, W_GET, W_ATOMIC, W_READ, W_OBSERVE, W_TEST, W_POLL, W_EXCHANGE) = range(10)
+OPERATIONS = ("", "wait", "quiet", "wait_get", "atomic", "read", "observe", "test", "test", "exchange")
+COMPARISONS = ("==", "!=", ">", ">=", "<", "<=")
+(
+    FATAL_NONE,
+    FATAL_DEADLOCK,
+    FATAL_LIVELOCK,
+    FATAL_LOST,
+    FATAL_DIRTY,
+    FATAL_WALL,
+    FATAL_ABORT,
+    FATAL_OPERATIONS,
+) = range(8)
+FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE = range(8, 12)
+OVERFLOWS = {
+    FATAL_OPERATIONS: "too many operations under way at once",
+    FATAL_NODES: "no room for pending events (raise node_bytes)",
+    FATAL_LOG: "the apply log of rank {rank} is full (raise log_entries, or bound what is outstanding)",
+    FATAL_TRACE: "the trace ring is full and could not be written out",
+    FATAL_REUSE: "an exchange was posted on a channel whose buffers are still in use",
+}
+LIMIT_PS = 1 << 60
+ROW_LIMIT = 1 << 31

@@ -1,0 +1,76 @@
+"""The engine's configuration: what it refuses, how the compiled core reads it, and the class of a path."""
+
+import numpy as np
+
+from emulator.engine import api
+from emulator.engine.api import EngineConfig, Int64Array
+from emulator.engine.codes import LIMIT_PS
+from emulator.errors import UsageError
+
+
+def check_config(cfg: EngineConfig) -> None:
+    """Refuse what the engine cannot represent."""
+    if not 1 <= cfg.num_ranks <= api.MAX_RANKS:
+        raise UsageError(f"num_ranks is {cfg.num_ranks}, must be 1 to {api.MAX_RANKS}")
+    if cfg.dies_per_chip < 1 or cfg.dies_per_node < 1 or cfg.dies_per_node % cfg.dies_per_chip:
+        raise UsageError(
+            f"dies_per_node ({cfg.dies_per_node}) must be a positive multiple of "
+            f"dies_per_chip ({cfg.dies_per_chip})"
+        )
+    if cfg.dies_per_node > 1023:
+        raise UsageError(f"dies_per_node is {cfg.dies_per_node}, at most 1023")
+    for name in ("put_latency_ps", "request_latency_ps", "response_latency_ps", "ack_latency_ps"):
+        if len(getattr(cfg, name)) != 4 or min(getattr(cfg, name)) < 0 or max(getattr(cfg, name)) > LIMIT_PS:
+            raise UsageError(f"{name} must be four times of at least 0 ps, is {getattr(cfg, name)}")
+    for name in ("write_bytes_per_s", "read_bytes_per_s"):
+        if len(getattr(cfg, name)) != 4 or min(getattr(cfg, name)) < 1 or max(getattr(cfg, name)) > 1 << 62:
+            raise UsageError(f"{name} must be four bandwidths of at least 1 B/s, is {getattr(cfg, name)}")
+    positive = (
+        "call_price_ps",
+        "poll_price_ps",
+        "poll_max_polls",
+        "words_per_rank",
+        "channels",
+        "log_entries",
+    )
+    for name in positive:
+        if getattr(cfg, name) < 1:
+            raise UsageError(f"{name} is {getattr(cfg, name)}, must be at least 1")
+    if cfg.poll_price_ps * cfg.poll_max_polls > LIMIT_PS:
+        raise UsageError("poll_price_ps * poll_max_polls is more than 2**60 ps")
+    if cfg.chain_steps < 0 or cfg.trace_records < 0 or cfg.livelock_polls < 1 or cfg.wall_deadline_s <= 0:
+        raise UsageError(
+            "chain_steps and trace_records must be at least 0, livelock_polls and wall_deadline_s positive"
+        )
+
+
+def config_numbers(cfg: EngineConfig) -> Int64Array:
+    """The configuration as the layout's config_t."""
+    flat = [cfg.num_ranks, cfg.dies_per_chip, cfg.dies_per_node]
+    for four in (
+        cfg.put_latency_ps,
+        cfg.request_latency_ps,
+        cfg.response_latency_ps,
+        cfg.ack_latency_ps,
+        cfg.write_bytes_per_s,
+        cfg.read_bytes_per_s,
+    ):
+        flat.extend(four)
+    flat += [cfg.call_price_ps, cfg.poll_price_ps, cfg.poll_max_polls, cfg.words_per_rank, cfg.channels]
+    flat += [cfg.chain_steps, cfg.log_entries, int(cfg.lookahead), max(1, int(cfg.wall_deadline_s * 1000))]
+    flat += [int(cfg.keep_going), cfg.livelock_polls, cfg.trace_records, cfg.node_bytes]
+    return np.array(flat, dtype=np.int64)
+
+
+def link_class(cfg: EngineConfig, a: int, b: int) -> int:
+    """Class of the path between two ranks."""
+    if a == b:
+        return api.SELF
+    if a // cfg.dies_per_chip == b // cfg.dies_per_chip:
+        return api.CHIP
+    return api.NODE if a // cfg.dies_per_node == b // cfg.dies_per_node else api.POD
+
+
+def wrap(value: int) -> int:
+    """The value as a signed 64-bit word."""
+    return (int(value) + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,100 @@
+"""What an implementation of the engine provides; arguments were checked, errors come back as codes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
+
+
+class Waiter(dict[str, Any]):
+    """One blocked rank of a report: rank, operation, since_ps, detail, waits_for (ranks or None)."""
+
+
+class Primitives(ABC):
+    """Calls return 0, a FATAL_ code, or (exchanges) minus the first negative count's index + 1."""
+
+    config: EngineConfig
+    rank: int
+    num_ranks: int
+    _result: int
+    _slot: int
+
+    @abstractmethod
+    def _compute(self, ps: int, kind: int, publish: bool) -> int: ...
+
+    @abstractmethod
+    def _put(self, dst: int, nbytes: int, log: LogRef | None, op: int, word: int, value: int) -> None: ...
+
+    @abstractmethod
+    def _get(self, src: int, nbytes: int, log: LogRef | None) -> int: ...
+
+    @abstractmethod
+    def _atomic(self, dst: int, word: int, op: int, value: int, compare: int) -> int: ...
+
+    @abstractmethod
+    def _fence(self) -> None: ...
+
+    @abstractmethod
+    def _flush(self) -> int: ...
+
+    @abstractmethod
+    def _wait(self, conditions: list[tuple[int, int, int]], any_: bool, timeout_ps: int) -> int: ...
+
+    @abstractmethod
+    def _enter_wait(self, wait: int, a: int, b: int, c: int) -> int: ...
+
+    @abstractmethod
+    def _exchange(
+        self,
+        channel: int,
+        counts: Int32Array | None,
+        offsets: Int32Array | None,
+        row_bytes: int,
+        meta_bytes: int,
+        tag: int,
+        pull_start_ps: int,
+        record_ps: int,
+        chain: Sequence[ChainStep],
+    ) -> int: ...
+
+    @abstractmethod
+    def _exchange_post(
+        self,
+        channel: int,
+        counts: Int32Array | None,
+        offsets: Int32Array | None,
+        row_bytes: int,
+        meta_bytes: int,
+        tag: int,
+    ) -> int: ...
+
+    @abstractmethod
+    def _exchange_wait(self, channel: int, slot: int, pull_start_ps: int, record_ps: int) -> int: ...
+
+    @abstractmethod
+    def _exchanged(self) -> ExchangeResult: ...
+
+    @abstractmethod
+    def _finish(self) -> None: ...
+
+    @abstractmethod
+    def _mark_dead(self, rank: int) -> None: ...
+
+    @abstractmethod
+    def dead_ranks(self) -> list[int]: ...
+
+    @abstractmethod
+    def _hashes(self, rank: int) -> Int64Array: ...
+
+    @abstractmethod
+    def _culprit(self) -> int: ...
+
+    @abstractmethod
+    def _reason(self) -> str: ...
+
+    @abstractmethod
+    def _waiters(self) -> list[Waiter]: ...
+
+    @abstractmethod
+    def _running(self) -> list[int]: ...

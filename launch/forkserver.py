@@ -105,16 +105,18 @@ class Server:
 
     # -- stubs --
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Take the next stub; return whether there was one."""
         assert self.listener is not None
         try:
             stub, _ = self.listener.accept()
         except BlockingIOError:
-            return
+            return False
         if not self.jobs and self.owner is None and _fingerprint() != self.fingerprint:
             self._hand_over(stub)
-            return
-        self.take(stub)
+        else:
+            self.take(stub)
+        return self.listener is not None
 
     def take(self, stub: socket.socket) -> None:
         """Read what an accepted stub sends and give it to its job's template."""
@@ -238,21 +240,12 @@ class Server:
     def _leave(self) -> bool:
         """Leave when idle, under the lock and only if no stub is on its way; return whether we may."""
         if self.listener is None or self.lock is None:
-            return True
-        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
+            return not self.templates
+        if not _give_up_address(str(self.path), self.lock, wait=False):
             return False
-        self.path.unlink(missing_ok=True)  # from here on stubs start another server, after us
-        self._accept()
-        if not self.templates:
-            self._stop_listening()
-        Path(self.lock).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.path.parent.rmdir()
-        os.close(fd)
+        while self._accept():  # stubs that connected just before
+            pass
+        self._stop_listening()
         return not self.templates
 
     def _stop_listening(self) -> None:
@@ -299,6 +292,26 @@ def _sweep(stem: str) -> None:
         pid = path.name.rpartition("@")[0].rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _give_up_address(path: str, lock: str, wait: bool) -> bool:
+    """Remove a shared server's socket and lock file, so that the next stub starts another server.
+
+    Returns:
+        whether that was done; not if the lock is taken (a stub is looking for us just now) and `wait` is off.
+    """
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in (path, lock):
+            Path(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(path).parent.rmdir()
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _command(*args: str) -> list[str]:
@@ -399,7 +412,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as e:
         traceback.print_exc()
         if args.lock:
-            Path(args.path).unlink(missing_ok=True)
+            _give_up_address(args.path, args.lock, wait=True)
         _refuse(socket.socket(fileno=args.listen_fd), f"{type(e).__name__}: {e}")
         return 1
     gc.collect()

@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from launch import osproc
 from launch.mpihook import PreloadedMpi
@@ -73,7 +73,8 @@ def open_standard_files() -> None:
 
     def stream(fd: int, mode: str, old: TextIO) -> io.TextIOWrapper:
         binary = open(fd, mode + "b", buffering=0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
-        getattr(binary, "raw", binary).name = old.name
+        raw: Any = getattr(binary, "raw", binary)
+        raw.name = old.name
         lines = not unbuffered and (fd == 2 or os.isatty(fd))
         # encoding and errors follow the locale, which is the server's too
         return io.TextIOWrapper(

@@ -22,7 +22,7 @@ from emulator.transport import Area
 if TYPE_CHECKING:
     from collectives.moe import OperationCosts
 
-_PAGE = 4096
+_CHUNK = 32
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,14 @@ class Block:
             )
 
     @property
+    def chunk(self) -> int:
+        """Records of a chunk, a power of two."""
+        return min(_CHUNK, 1 << (self.capacity - 1).bit_length())
+
+    @property
     def nbytes(self) -> int:
-        """Bytes, a multiple of a page."""
-        return -(-self.capacity * self.form.record_bytes // _PAGE) * _PAGE
+        """Bytes, whole chunks."""
+        return -(-self.capacity // self.chunk) * self.chunk * self.form.record_bytes
 
 
 class BlockPair:
@@ -55,17 +60,17 @@ class BlockPair:
         self.most, self.micro_batch = block.most, micro_batch
         self._event = 0
         self.posted_ps = 0
-        own = device.transport.own(Area.MANAGED)
-        self._own = [Records(self._cut(own[None])[p]) for p in (0, 1)]
-        self._all: list[Records] = []
-        if device.transport.kind == "shared":
-            self._all = [Records(view) for view in self._cut(device.transport.mapped(Area.MANAGED))]
+        self._all = [self._cut(base + parity * block.nbytes) for parity in (0, 1)]
+        me = device.rank if device.transport.kind == "shared" else 0
+        self._own = [Records(records.view[:, me : me + 1]) for records in self._all]
+        for records in self._all:
+            device.transport.populate(records.view[0])
 
-    def _cut(self, memory: np.ndarray) -> list[np.ndarray]:  # type: ignore[type-arg]
-        """Both blocks out of a view uint8[ranks, managed bytes]."""
-        stride, used = self._block.form.record_bytes, self._block.capacity * self._block.form.record_bytes
-        starts = (self._base, self._base + self._block.nbytes)
-        return [memory[:, s : s + used].reshape(memory.shape[0], -1, stride) for s in starts]
+    def _cut(self, base: int) -> Records:
+        """The block at `base` of all ranks that are mapped here."""
+        block = self._block
+        memory, ranks = self._device.transport.piece(base, block.nbytes)
+        return Records(memory.reshape(-1, ranks, block.chunk, block.form.record_bytes))
 
     def own(self) -> Records:
         """My block of the coming event."""
@@ -114,7 +119,7 @@ class BlockPair:
         counts, first, total = self._device.rows.decode(
             result.offsets, result.tags, event, self.most, expected
         )
-        if self._all:
+        if self._device.transport.kind == "shared":
             return self._all[event % 2], counts, first, total
         return *self._fetch(event % 2, counts, first), total
 
@@ -123,7 +128,8 @@ class BlockPair:
         transport, stride = self._device.transport, self._block.form.record_bytes
         after = np.cumsum(counts, dtype=np.int64)
         start = (after - counts).astype(np.int32)
-        local = np.empty((1, max(1, int(after[-1])), stride), np.uint8)
+        room = 1 << int(after[-1]).bit_length()
+        local = np.empty((1, 1, room, stride), np.uint8)
         flat, base = local.reshape(-1), self._base + parity * self._block.nbytes
         for source in np.flatnonzero(counts).tolist():
             at, size = int(start[source]) * stride, int(counts[source]) * stride
@@ -131,4 +137,4 @@ class BlockPair:
                 source, Area.MANAGED, base + int(first[source]) * stride, flat[at : at + size]
             )
         transport.flush_reads()
-        return Records(np.broadcast_to(local, (counts.size, *local.shape[1:]))), counts, start
+        return Records(np.broadcast_to(local, (1, counts.size, room, stride))), counts, start

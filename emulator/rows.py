@@ -41,14 +41,28 @@ class RowFormat:
 
 
 class Records:
-    """Records of all ranks, a view uint8[num_ranks, capacity, stride]; the first axis may have stride 0."""
+    """Records of some ranks, a view uint8[chunks, ranks, records of a chunk, record bytes].
+
+    Chunks hold a power of two; the axis of ranks may have stride 0 (one block for all).
+    """
 
     def __init__(self, view: Bytes) -> None:
         self.view = view
         self.address: int = view.__array_interface__["data"][0]
-        self.rank_stride: int = view.strides[0]
-        self.capacity: int = view.shape[1]
-        self.stride: int = view.shape[2]
+        self.chunk: int = view.shape[2]
+        steps = [view.strides[1], view.strides[0], view.strides[2], self.chunk.bit_length() - 1]
+        self._layout = np.array(steps, np.int64)
+        self.layout: int = self._layout.__array_interface__["data"][0]
+
+    def take(self, ranks: Int64 | int, records: Int64) -> Bytes:
+        """Copy of the named records, uint8[records, record bytes]."""
+        raw: Bytes = self.view[records // self.chunk, ranks, records % self.chunk]
+        return raw
+
+    def write(self, raw: Bytes) -> None:
+        """Write the first records of a block of one rank, all or the first bytes of each."""
+        records = np.arange(len(raw))
+        self.view[records // self.chunk, 0, records % self.chunk, : raw.shape[1]] = raw
 
 
 class Plan(NamedTuple):
@@ -204,15 +218,14 @@ class NumpyRows:
         charge: Int32 | None,
     ) -> None:
         """Write record i of a block (a view of one rank) from row `order[i] // per_row` of x [., hidden]."""
-        records, source = block.view[0, : order.size], order // per_row
+        source = order // per_row
         rows = np.ascontiguousarray(x[source])
         head = np.zeros((order.size, 4), np.int32)
         head[:, 0] = 0 if slot_ids is None else slot_ids[order] % form.slots
         head[:, 1] = 1 if charge is None else charge[source]
         scale, payload = _quantised(rows) if form.int8 else (np.ones(order.size, np.float32), rows)
         head[:, 2] = scale.view(np.int32)
-        records[:, :HEADER_BYTES] = head.view(np.uint8)
-        records[:, HEADER_BYTES : HEADER_BYTES + form.hidden * payload.itemsize] = payload.view(np.uint8)
+        block.write(np.concatenate([head.view(np.uint8), payload.view(np.uint8)], axis=1))
 
     def unpack(self, records: Records, form: RowFormat, counts: Int32, first: Int32, total: int) -> Received:
         """Read every record meant for this rank, `total` in all: `counts` from each, from record `first` on.
@@ -220,7 +233,7 @@ class NumpyRows:
         Raises:
             InternalError: a record names a slot this rank does not have.
         """
-        raw = records.view[_places(counts, first)]
+        raw = records.take(*_places(counts, first))
         head = np.ascontiguousarray(raw[:, :HEADER_BYTES]).view(np.int32)
         slot, slots = head[:, 0], form.slots
         if slot.size and (slot.min() < 0 or slot.max() >= slots):
@@ -244,7 +257,7 @@ class NumpyRows:
         """
         tokens, topk = weights.shape
         rows = np.empty((tokens * topk, hidden), np.float32)
-        rows[order] = _payload(records.view[_places(counts, first)], hidden, False)
+        rows[order] = _payload(records.take(*_places(counts, first)), hidden, False)
         rows = rows.reshape(tokens, topk, hidden)
         out: Float32 = weights[:, 0, None] * rows[:, 0]
         for k in range(1, topk):
@@ -309,12 +322,12 @@ class CompiledRows:
         p, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         signatures: dict[str, tuple[Any, list[Any]]] = {
             "rows_plan": (i64, [p, i64, i32, i32, p, i32, i32, p, p, p, p, p, p]),
-            "rows_send": (i64, [p, i64, i32, i32, p, i32, i32, p, p, i64, p, i64, i32]),
+            "rows_send": (i64, [p, i64, i32, i32, p, i32, i32, p, p, p, p, i64, i32]),
             "rows_back": (None, [p, i32, i32, p, p]),
             "rows_decode": (i64, [p, p, i64, i32, i32, p, p, p]),
-            "rows_pack": (None, [p, i64, p, i64, p, i64, i32, p, i32, p, i32]),
-            "rows_unpack": (i64, [p, i64, i64, i32, p, p, i32, i64, i32, p, p, p, p]),
-            "rows_combine": (None, [p, i64, i64, i32, p, p, p, i64, i32, i64, p, p, p]),
+            "rows_pack": (None, [p, p, p, i64, p, i64, i32, p, i32, p, i32]),
+            "rows_unpack": (i64, [p, p, i32, p, p, i32, i64, i32, p, p, p, p]),
+            "rows_combine": (None, [p, p, i32, p, p, p, i64, i32, i64, p, p, p]),
             "rows_checksum": (ctypes.c_uint64, [p, i64]),
         }
         for name, (result, arguments) in signatures.items():
@@ -352,7 +365,7 @@ class CompiledRows:
         out = np.empty(row + pairs + form.slots * n, np.int32)
         bad = self._lib.rows_send(
             _address(slot_ids), pairs, form.slots, n, _optional(charge), topk, most, _address(out),
-            block.address, block.stride, _address(x), form.hidden, form.int8,
+            block.address, block.layout, _address(x), form.hidden, form.int8,
         )  # fmt: skip
         if bad:
             raise _no_such_slot(bad - 1, slot_ids, form.slots, n)
@@ -392,7 +405,7 @@ class CompiledRows:
     ) -> None:
         """See `NumpyRows.pack`."""
         self._lib.rows_pack(
-            block.address, block.stride, _address(x), form.hidden, _address(order), order.size, per_row,
+            block.address, block.layout, _address(x), form.hidden, _address(order), order.size, per_row,
             _optional(slot_ids), form.slots, _optional(charge), form.int8,
         )  # fmt: skip
 
@@ -402,7 +415,7 @@ class CompiledRows:
         slots = np.empty((2, form.slots), np.int64)
         at = _address(slots)
         done = self._lib.rows_unpack(
-            records.address, records.rank_stride, records.stride, counts.size, _address(counts),
+            records.address, records.layout, counts.size, _address(counts),
             _address(first), form.slots, form.hidden, form.int8, _address(rows), at, at + 8 * form.slots,
             _address(place),
         )  # fmt: skip
@@ -417,7 +430,7 @@ class CompiledRows:
         tokens, topk = weights.shape
         out, scratch = np.empty((tokens, hidden), np.float32), np.empty(tokens * topk, np.uintp)
         self._lib.rows_combine(
-            records.address, records.rank_stride, records.stride, counts.size, _address(counts),
+            records.address, records.layout, counts.size, _address(counts),
             _address(first), _address(order), tokens, topk, hidden, _address(weights), _address(out),
             _address(scratch),
         )  # fmt: skip

@@ -33,6 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 PAGE = 4096
 _DEFAULT_SLACK_NS = 50_000
 _PR_SET_TIMERSLACK = 29
+_MADV_POPULATE_READ = 22
 
 
 class Area(enum.IntEnum):
@@ -144,6 +145,19 @@ class Transport:
             raise InternalError("the rma transport maps no remote memory")
         return self._areas[area]
 
+    def piece(self, offset: int, nbytes: int) -> tuple[Bytes, int]:
+        """Piece [offset, offset + nbytes) of the managed area of as many ranks as are mapped here.
+
+        Under `shared` the pieces of all ranks lie side by side, so that a small piece of 384 ranks is a few
+        megabytes in a row; inside each rank's own area, every process would need a page table for each rank.
+
+        Returns:
+            uint8[ranks * nbytes] and the number of ranks (all under shared; 1, this one, under rma).
+        """
+        flat = self._areas[Area.MANAGED].reshape(-1)
+        ranks = self.num_ranks if self.kind == "shared" else 1
+        return flat[ranks * offset : ranks * (offset + nbytes)], ranks
+
     def write(self, target: int, area: Area, offset: int, data: Bytes) -> None:
         """Store `data` in the target's area; it is there on return."""
         if data.size == 0:
@@ -186,6 +200,13 @@ class Transport:
         self._windows[-1].Flush_all()
 
     # --- host scheduling and the end --------------------------------------------------------------------
+
+    def populate(self, memory: Bytes) -> None:
+        """Map every page of a contiguous view now rather than at its first use (where the kernel can)."""
+        address = memory.__array_interface__["data"][0]
+        start = address // PAGE * PAGE
+        end = ctypes.c_size_t(address + memory.size - start)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), end, _MADV_POPULATE_READ)
 
     def settle_scheduling(self) -> None:
         """Leave start-up: default timer slack, batch scheduling (a woken rank does not preempt its waker)."""

@@ -4,7 +4,8 @@
  * read once, straight from there, by its receiver. `emulator/rows.py` holds the readable NumPy twin of every function;
  * both give the same bits (compiled without contraction into fused multiply-adds).
  *
- * A place is (rank, record): the record's address is base + rank * rank_stride + (first[rank] + i) * stride.
+ * A place is (rank, record). Records lie in chunks of a power of two, chunk c of all ranks side by side, so that the few
+ * records usually there are dense in memory whatever the capacity.
  */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* vectorise the row loops whatever the build says */
@@ -14,6 +15,13 @@
 #include <string.h>
 
 typedef struct { int32_t slot, charge; float scale; int32_t reserved; } header_t;
+typedef struct { int64_t rank_stride, chunk_stride, stride, shift; } layout_t; /* bytes; a chunk has 1 << shift records */
+
+static inline int64_t place_of(const layout_t *l, int64_t rank, int64_t record)
+{
+    return rank * l->rank_stride + (record >> l->shift) * l->chunk_stride +
+           (record & (((int64_t)1 << l->shift) - 1)) * l->stride;
+}
 
 /* Group `pairs` slots by value, stable. order[i] = pair at record i. counts, charged, first, fields: int32
  * [num_ranks], fields = first * (most + 1) + count. charge[p / topk] is how many priced rows a row stands for; NULL for 1.
@@ -57,11 +65,11 @@ static void quantise(const float *row, int64_t hidden, float *scale, int8_t *out
 }
 
 /* Write record i from row order[i] / per_row of x[., hidden]; slot_ids may be NULL (slot 0), charge too (1). */
-void rows_pack(uint8_t *block, int64_t stride, const float *x, int64_t hidden, const int32_t *order, int64_t records,
+void rows_pack(uint8_t *block, const layout_t *l, const float *x, int64_t hidden, const int32_t *order, int64_t records,
                int32_t per_row, const int64_t *slot_ids, int32_t slots, const int32_t *charge, int32_t int8)
 {
     for (int64_t i = 0; i < records; i++) {
-        uint8_t *record = block + i * stride;
+        uint8_t *record = block + place_of(l, 0, i);
         const int32_t from = order[i] / per_row;
         const float *row = x + (int64_t)from * hidden;
         header_t head = { slot_ids ? (int32_t)(slot_ids[order[i]] % slots) : 0, charge ? charge[from] : 1, 1.0f, 0 };
@@ -73,14 +81,14 @@ void rows_pack(uint8_t *block, int64_t stride, const float *x, int64_t hidden, c
 
 /* rows_plan, then rows_pack of the planned order: one call for what every dispatch does. */
 int64_t rows_send(const int64_t *slot_ids, int64_t pairs, int32_t slots, int32_t num_ranks, const int32_t *charge,
-                  int32_t topk, int32_t most, int32_t *out, uint8_t *block, int64_t stride, const float *x,
+                  int32_t topk, int32_t most, int32_t *out, uint8_t *block, const layout_t *l, const float *x,
                   int64_t hidden, int32_t int8)
 {
     int32_t *counts = out, *charged = counts + num_ranks, *first = charged + num_ranks, *fields = first + num_ranks;
     int32_t *order = fields + num_ranks, *scratch = order + pairs;
     const int64_t bad = rows_plan(slot_ids, pairs, slots, num_ranks, charge, topk, most, counts, charged, first, fields,
                                   order, scratch);
-    if (!bad) rows_pack(block, stride, x, hidden, order, pairs, topk, slot_ids, slots, charge, int8);
+    if (!bad) rows_pack(block, l, x, hidden, order, pairs, topk, slot_ids, slots, charge, int8);
     return bad;
 }
 
@@ -124,7 +132,7 @@ static void read_row(const uint8_t *record, int64_t hidden, int32_t int8, float 
  * per_slot, charged: int64[slots], rows and what they stand for; place: int32[rows], place[i] = output row of the
  * i-th record, sources ascending.
  * Returns the number of rows, or -1 if a record names a slot outside [0, slots). */
-int64_t rows_unpack(const uint8_t *base, int64_t rank_stride, int64_t stride, int32_t num_ranks, const int32_t *counts,
+int64_t rows_unpack(const uint8_t *base, const layout_t *l, int32_t num_ranks, const int32_t *counts,
                     const int32_t *first, int32_t slots, int64_t hidden, int32_t int8, float *out, int64_t *per_slot,
                     int64_t *charged, int32_t *place)
 {
@@ -134,7 +142,7 @@ int64_t rows_unpack(const uint8_t *base, int64_t rank_stride, int64_t stride, in
     for (int32_t r = 0; r < num_ranks; r++)
         for (int32_t i = 0; i < counts[r]; i++) {
             header_t head;
-            memcpy(&head, base + r * rank_stride + (int64_t)(first[r] + i) * stride, sizeof head);
+            memcpy(&head, base + place_of(l, r, first[r] + i), sizeof head);
             if (head.slot < 0 || head.slot >= slots) return -1;
             place[rows++] = head.slot;
             per_slot[head.slot]++;
@@ -147,7 +155,7 @@ int64_t rows_unpack(const uint8_t *base, int64_t rank_stride, int64_t stride, in
         for (int32_t i = 0; i < counts[r]; i++, record++) {
             const int64_t row = per_slot[place[record]]++;
             place[record] = (int32_t)row;
-            read_row(base + r * rank_stride + (int64_t)(first[r] + i) * stride, hidden, int8, out + row * hidden);
+            read_row(base + place_of(l, r, first[r] + i), hidden, int8, out + row * hidden);
         }
     for (int32_t s = slots - 1; s > 0; s--) per_slot[s] -= per_slot[s - 1];
     return rows;
@@ -155,14 +163,14 @@ int64_t rows_unpack(const uint8_t *base, int64_t rank_stride, int64_t stride, in
 
 /* out[t] = sum over k, in order, of weights[t, k] * row of pair (t, k). The pair of the j-th record from rank r (ranks
  * ascending) is order[sum of counts before r + j]. address: scratch, const uint8_t *[tokens * topk]. */
-void rows_combine(const uint8_t *base, int64_t rank_stride, int64_t stride, int32_t num_ranks, const int32_t *counts,
+void rows_combine(const uint8_t *base, const layout_t *l, int32_t num_ranks, const int32_t *counts,
                   const int32_t *first, const int32_t *order, int64_t tokens, int32_t topk, int64_t hidden,
                   const float *weights, float *out, const uint8_t **address)
 {
     int64_t record = 0;
     for (int32_t r = 0; r < num_ranks; r++)
         for (int32_t i = 0; i < counts[r]; i++)
-            address[order[record++]] = base + r * rank_stride + (int64_t)(first[r] + i) * stride + sizeof(header_t);
+            address[order[record++]] = base + place_of(l, r, first[r] + i) + sizeof(header_t);
     for (int64_t t = 0; t < tokens; t++) {
         float *sum = out + t * hidden;
         for (int32_t k = 0; k < topk; k++) {

@@ -29,11 +29,12 @@ def _case(seed):
 
 
 def _blocks(n, capacity, form):
-    return Records(np.zeros((n, capacity, form.record_bytes), np.uint8))
+    return Records(np.zeros((-(-capacity // 4), n, 4, form.record_bytes), np.uint8))
 
 
 def _everyone(block, n):
-    return Records(np.broadcast_to(block.view, (n, *block.view.shape[1:])))
+    chunks, _, chunk, size = block.view.shape
+    return Records(np.broadcast_to(block.view, (chunks, n, chunk, size)))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -102,7 +103,7 @@ def test_bad_slots_are_named(compiled, kind):
     with pytest.raises(UsageError, match="pair 1 names slot 8"):
         kernels.plan(np.array([0, 8]), 4, 2, 1, None, 9)
     block = _blocks(1, 1, form)
-    block.view[0, 0, :4] = np.array([7], np.int32).view(np.uint8)
+    block.view[0, 0, 0, :4] = np.array([7], np.int32).view(np.uint8)
     one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
     with pytest.raises(InternalError, match="slot"):
         kernels.unpack(block, form, one, zero, 1)

@@ -152,7 +152,7 @@ class _BlockAttention:
     def _by_tiles(
         self, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, first_masked: int, step: int = 0
     ) -> torch.Tensor:
-        """The ground truth of `_batched`: every product on one tile of `step` queries and one block of keys."""
+        """The ground truth of `_batched`: products of one tile of `step` queries and one block."""
         if not step:
             blind = self._proofs.holds(
                 ("attention.place", self._heads, self._width, self._rank), self._prove_blind

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from serving.model import PRESETS, Model, PagedKV, combine_in_order, load_model, make_checkpoint
+from serving.model import (
+    PRESETS,
+    Model,
+    PagedKV,
+    Segment,
+    combine_in_order,
+    load_model,
+    make_checkpoint,
+)
 from serving.model import rows as rows_module
 from serving.model.layers import Layer
 from serving.model.plan import StepPlan
@@ -99,6 +107,22 @@ def test_random_company(tiny: Model, page_size: int, max_chunk: int) -> None:
     rng = np.random.default_rng(page_size * 1000 + max_chunk)
     lengths = rng.integers(1, 150 if max_chunk > 1 else 70, size=5).tolist()
     assert_same(tiny, lengths, page_size, max_chunk, seed=page_size + max_chunk)
+
+
+def test_long_contexts_padded_to_longer_ones(tiny: Model) -> None:
+    """Decodes over 33 to 64 key blocks in one batch equal themselves alone (random cache, attention only)."""
+    lengths = [2100, 3900, 2500, 4030]
+    kv = PagedKV(tiny.config, sum(-(-length // 16) for length in lengths) + len(lengths), 16)
+    kv.pages[:, 1:, :, :-1].normal_(generator=torch.Generator().manual_seed(2))
+    for number, length in enumerate(lengths):
+        kv.append(number, length)
+    plan = tiny.plan([kv.append(number, 1) for number in range(len(lengths))], kv)
+    assert [job.num_sequences for job in plan.jobs] == [4]
+    x = torch.randn((4, tiny.config.hidden_size), generator=torch.Generator().manual_seed(3))
+    together = tiny.layer(0).attention(x, plan)
+    for number, length in enumerate(lengths):
+        single = tiny.plan([Segment(number, length, 1)], kv)
+        assert bits_equal(tiny.layer(0).attention(x[number : number + 1], single)[0], together[number])
 
 
 ODD = {

@@ -11,7 +11,8 @@ import pytest
 import test_against_oracle
 
 from emulator.engine import native, twin
-from emulator.engine.twin_core import S_TIMEOUT, Core, key_of
+from emulator.engine.twin_core import Core
+from emulator.engine.twin_events import S_TIMEOUT, key_of
 
 SEEDS = range(120)
 

@@ -1,0 +1,77 @@
+"""Finding and loading the compiled core, which the package's build puts beside this file."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from emulator.errors import UsageError
+
+VERSION = 2
+I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "sp_version": (I64, []),
+    "sp_bytes": (I64, [POINTER]),
+    "sp_create": (INT, [POINTER, POINTER]),
+    "sp_attach": (POINTER, [POINTER, I64]),
+    "sp_detach": (None, [POINTER]),
+    "sp_compute": (INT, [POINTER, I64, I64, I64]),
+    "sp_fence": (None, [POINTER]),
+    "sp_put": (None, [POINTER, I64, I64, POINTER, I64, I64, I64]),
+    "sp_get": (I64, [POINTER, I64, I64, POINTER]),
+    "sp_block": (INT, [POINTER, I64, I64, I64, I64]),
+    "sp_atomic": (INT, [POINTER, I64, I64, I64, I64, I64]),
+    "sp_wait": (INT, [POINTER, POINTER, I64, I64, I64]),
+    "sp_flush": (INT, [POINTER]),
+    "sp_exchange": (INT, [POINTER, POINTER]),
+    "sp_exchange_post": (INT, [POINTER]),
+    "sp_exchange_wait": (INT, [POINTER, I64, I64, I64, I64]),
+    "sp_finish": (INT, [POINTER]),
+    "sp_mark_dead": (INT, [POINTER, I64]),
+    "sp_abort": (INT, [POINTER, ctypes.c_char_p]),
+    "sp_log_lock": (INT, [POINTER, I64]),
+    "sp_log_unlock": (INT, [POINTER, I64]),
+    "sp_log_count": (I64, [POINTER, I64]),
+    "sp_log_copy": (None, [POINTER, I64, I64, POINTER]),
+    "sp_log_advance": (None, [POINTER, I64, I64]),
+    "sp_ranks": (None, [POINTER, POINTER]),
+    "sp_bytes_by_class": (None, [POINTER, POINTER]),
+    "sp_conditions": (None, [POINTER, I64, I64, POINTER]),
+    "sp_missing": (I64, [POINTER, I64, POINTER]),
+    "sp_hashes": (None, [POINTER, I64, POINTER]),
+    "sp_facts": (None, [POINTER, I64, I64, POINTER]),
+    "sp_reason": (ctypes.c_char_p, [POINTER]),
+    "sp_set_trace": (None, [POINTER, INT]),
+    "sp_drain": (INT, [POINTER]),
+    "sp_set_jitter": (None, [POINTER, I64, I64, ctypes.c_uint64]),
+}
+
+
+def library_path() -> Path | None:
+    """Where the built core is, if it was built."""
+    return next(iter(sorted(Path(__file__).parent.glob("_core*.so"))), None)
+
+
+@cache
+def load(path: str | None = None) -> Any:
+    """The core as a ctypes library; `path` for another build of it."""
+    found = path or library_path()
+    if not found:
+        raise UsageError(
+            "the compiled engine core was not built; use the python engine or install a C compiler"
+        )
+    lib = ctypes.CDLL(str(found))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    if lib.sp_version() != VERSION:
+        raise UsageError(f"{found} was built from other sources; build the package again")
+    return lib
+
+
+def available() -> bool:
+    """Whether the core was built and loads."""
+    try:
+        return library_path() is not None and load() is not None
+    except (OSError, AttributeError, UsageError):
+        return False

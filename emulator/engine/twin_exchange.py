@@ -1,0 +1,190 @@
+"""Exchanges in plain Python: records settled per target when something needs them, then gets of the rows.
+
+The n*n records are never events. What reaches a target's ingress is computed by cross-traffic there
+(`settle_rows`, in key order, up to there) or by one BULK event per target at its last record's arrival.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from emulator.engine import api
+from emulator.engine.codes import BLOCKED, FATAL_REUSE, W_EXCHANGE
+from emulator.engine.twin_events import S_BULK, S_INGRESS, S_PULL, S_PULL_IN, S_ROW, key_of, occupy_ps, staged
+from emulator.engine.twin_hash import fold_all
+from emulator.engine.twin_memory import INF
+from emulator.engine.twin_waits import Waits
+
+
+class Exchanges(Waits):
+    """Rows, their last arrivals, and pulls."""
+
+    def row(self, t: int, key: int, p: int, slot: int) -> None:
+        """p's metadata records leave, one after the other, as one reservation."""
+        m, cfg, n = self.m, self.cfg, self.n
+        meta = int(m.meta[slot][p])
+        ser = np.array([occupy_ps(meta, b) for b in cfg.write_bytes_per_s], dtype=np.int64)
+        m.sers[slot][p] = ser
+        start = max(t, m.free[api.PORT_EGRESS][p])
+        m.keys[slot][p], m.posted_at[slot][p] = key, start
+        if n > 1:
+            arrivals = m.arrivals_of(slot, p)
+            np.minimum(m.low[slot], arrivals, out=m.low[slot])
+            classes = np.bincount(m.classes[p], minlength=4)
+            classes[0] = 0
+            total = int(classes @ ser)
+            self.serve(p, api.PORT_EGRESS, api.KIND_META, -1, t, key, meta * (n - 1), total)
+            for k in range(1, 4):
+                m.bytes[k][p] += int(classes[k]) * meta
+        own = self.serve(p, api.PORT_LOCAL, api.KIND_META, p, t, key, meta, int(ser[0]))
+        m.bytes[0][p] += meta
+        m.self_at[slot][p] = own + int(ser[0]) + cfg.put_latency_ps[0]
+        if not m.posted[slot]:
+            m.rowers[slot] = 0
+        m.rowers[slot] += int(m.has_rows[slot][p])
+        m.posted[slot] += 1
+        if m.posted[slot] == n:
+            self.complete(slot)
+
+    def complete(self, slot: int) -> None:
+        """Everybody has posted: one event per target at its last arrival."""
+        m = self.m
+        keys = staged_all(m.keys[slot], S_INGRESS)
+        for p in range(self.n):
+            at = m.arrivals_at(slot, p)
+            at[p] = m.self_at[slot][p]
+            last = int(at.max())
+            key = int(keys[at == last].max())
+            self.push(p, last, staged(key, S_BULK), p, slot)
+
+    def settle_rows(self, p: int, t: int, key: int) -> None:
+        """Serve the records that reached p's ingress before (t, key), in key order."""
+        m = self.m
+        found = [(s, self.arrived(s, p, t, key)) for s in self.slots_reaching(p, t)]
+        found = [(s, q) for s, q in found if len(q)]
+        if not found:
+            return
+        slot = np.concatenate([np.full(len(q), s) for s, q in found])
+        source = np.concatenate([q for _, q in found])
+        at = np.concatenate([m.arrivals_at(s, p)[q] for s, q in found])
+        keys = np.concatenate([staged_all(m.keys[s], S_INGRESS)[q] for s, q in found])
+        ser = np.concatenate([m.sers[s][q, m.classes[p, q]] for s, q in found])
+        meta = np.concatenate([m.meta[s][q] for s, q in found])
+        order = np.lexsort((keys, at))
+        self.serve_rows(p, slot[order], source[order], at[order], keys[order], ser[order], meta[order])
+
+    def slots_reaching(self, p: int, t: int) -> list[int]:
+        """Exchanges with a record that reaches p's ingress up to t."""
+        m = self.m
+        return [s for s in range(2 * self.cfg.channels) if m.posted[s] and m.low[s][p] <= t]
+
+    def arrived(self, slot: int, p: int, t: int, key: int) -> Any:
+        """Sources of the slot's records that reached p before (t, key) and are not served; marks them
+        served."""
+        m = self.m
+        at = m.arrivals_at(slot, p)
+        waiting = (m.posted_at[slot] < INF) & ~m.served[slot][p]
+        waiting[p] = False
+        before = self.before(at, staged_all(m.keys[slot], S_INGRESS), t, key)
+        chosen = np.flatnonzero(waiting & before)
+        m.served[slot][p][chosen] = True
+        left = waiting & ~before
+        m.low[slot][p] = int(at[left].min()) if left.any() else INF
+        return chosen
+
+    def before(self, at: Any, keys: Any, t: int, key: int) -> Any:
+        return (at < t) | ((at == t) & (keys < key))
+
+    def serve_rows(self, p: int, slot: Any, source: Any, at: Any, keys: Any, ser: Any, meta: Any) -> None:
+        """A block of reservations of one ingress at once: a max-plus scan."""
+        m = self.m
+        done = np.cumsum(ser)
+        lead = np.maximum.accumulate(at - (done - ser))
+        ends = np.maximum(lead, m.free[api.PORT_INGRESS][p]) + done
+        m.free[api.PORT_INGRESS][p] = int(ends[-1])
+        m.busy[api.PORT_INGRESS][p] += int(done[-1])
+        h = m.hash[api.PORT_INGRESS]
+        fields = (at, keys, ends - ser, ends, meta, api.KIND_META + 8 * (source + 1))
+        h[0][p], h[1][p] = fold_all((h[0][p], h[1][p]), fields)
+        for s in np.unique(slot).tolist():
+            m.meta_end[s][p] = int(ends[slot == s][-1])
+        if self.cfg.trace_records:
+            columns = (at, keys, ends - ser, ends, meta, source)
+            rows = zip(*(c.tolist() for c in columns), strict=True)
+            for a, k, start, end, size, q in rows:
+                m.trace(a, k, start, end, size, p, q, api.PORT_INGRESS, api.KIND_META, self.fail)
+
+    def bulk(self, t: int, key: int, p: int, slot: int) -> None:
+        """The last record for p is in."""
+        m = self.m
+        self.settle_rows(p, t, key)
+        records = max(int(m.meta_end[slot][p]), int(m.self_at[slot][p]))
+        m.records_at[slot][p] = records
+        m.taken[slot] += 1
+        if m.taken[slot] == self.n:
+            m.close_slot(slot)
+        if m.state[p] == BLOCKED and m.wait[p] == W_EXCHANGE and m.armed[p] and m.slot[p] == slot:
+            self.start_pull(p, max(records, m.clock[p]))
+
+    def start_pull(self, p: int, base: int) -> None:
+        """All records are in at p and p waits: a request to every source that has rows for it."""
+        m, slot = self.m, self.m.slot[p]
+        m.records[p] = int(m.records_at[slot][p])
+        first = m.last[p] = base + m.pull_start[p]
+        found = 0
+        if m.rowers[slot]:
+            order = (p + 1 + np.arange(self.n)) % self.n
+            rows = np.where(m.has_rows[slot], m.counts[slot][:, p], 0)
+            for q in order[rows[order] > 0].tolist():
+                request = self.cfg.request_latency_ps[m.link(p, q)]
+                t = max(first + found * m.record[p] + request, base + 1)
+                found += 1
+                nbytes = int(rows[q]) * int(m.row_bytes[slot][q])
+                self.push(q, t, key_of(p, m.exchange_seq[p], found, S_PULL), p, nbytes)
+        m.remaining[p] = found
+        if not found:
+            self.end_exchange(p, first, False)
+
+    def pull(self, t: int, key: int, p: int, reader: int, nbytes: int) -> None:
+        k = self.m.link(p, reader)
+        ser = occupy_ps(nbytes, self.cfg.read_bytes_per_s[k])
+        port = api.PORT_EGRESS if k else api.PORT_LOCAL
+        start = self.serve(p, port, api.KIND_PULL, reader, t, key, nbytes, ser)
+        self.m.bytes[k][reader] += nbytes
+        at = start + self.cfg.response_latency_ps[k] + (0 if k else ser)
+        self.push(reader, at, staged(key, S_PULL_IN), p, nbytes)
+
+    def pull_in(self, t: int, key: int, p: int, source: int, nbytes: int) -> None:
+        m, k, end = self.m, self.m.link(p, source), t
+        if k:
+            ser = occupy_ps(nbytes, self.cfg.read_bytes_per_s[k])
+            self.settle_rows(p, t, key)
+            end = ser + self.serve(p, api.PORT_INGRESS, api.KIND_PULL, source, t, key, nbytes, ser)
+        m.last[p] = max(m.last[p], end)
+        m.remaining[p] -= 1
+        if not m.remaining[p]:
+            self.end_exchange(p, m.last[p], True)
+
+    def end_exchange(self, p: int, t: int, rows: bool) -> None:
+        """p's exchange ended at t: resume, or go on along the chain."""
+        m = self.m
+        if m.state[p] != BLOCKED:
+            return
+        if rows or m.chain_at[p] == m.chain_count[p]:
+            self.decide(p, t, m.chain_at[p])
+            return
+        channel, compute, meta, pull_start, record = m.chain_of(p)[m.chain_at[p]].tolist()
+        m.chain_at[p] += 1
+        slot = m.open_slot(p, channel)
+        if slot < 0:
+            self.fail(FATAL_REUSE, p)
+            return
+        m.write_row(slot, p, None, None, 0, meta, 0)
+        m.slot[p], m.pull_start[p], m.record[p] = slot, pull_start, record
+        m.exchange_seq[p] += 1
+        m.clock[p] = t + self.cfg.call_price_ps + compute
+        self.push(p, m.clock[p], key_of(p, m.exchange_seq[p], 0, S_ROW), p, slot)
+
+
+def staged_all(keys: Any, stage: int) -> Any:
+    return keys & ~63 | stage

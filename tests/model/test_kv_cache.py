@@ -1,6 +1,7 @@
 """The paged cache: pages are lent once and come back; what is broken is found."""
 
 import numpy as np
+import psutil
 import pytest
 
 from emulator.errors import InternalError, UsageError
@@ -60,6 +61,15 @@ def test_random_use_keeps_integrity() -> None:
         kv.free(sequence)
     kv.check_integrity()
     assert kv.pages_allocated == kv.pages_freed > 0
+
+
+def test_only_pages_in_use_cost_memory() -> None:
+    """Hundreds of ranks reserve caches they never fill."""
+    before = psutil.Process().memory_info().rss
+    kv = PagedKV(CONFIG, num_pages=200_000, page_size=16)
+    kv.append("a", 1000)
+    assert kv.pages.numel() * 4 > 500e6
+    assert psutil.Process().memory_info().rss - before < 50e6
 
 
 @pytest.mark.parametrize("damage", ["lost", "twice", "length", "counter", "padding", "ones"])

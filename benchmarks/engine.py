@@ -61,7 +61,7 @@ def program(engine: Engine, what: str, steps: int, times: np.ndarray) -> None:
 
 
 def measure(num_ranks: int, what: str, kind: str, steps: int) -> tuple[float, float, float]:
-    """(wall, CPU, settlement-free share) in ms per step."""
+    """Wall and CPU milliseconds, and engine events, per step."""
     cfg = machine(num_ranks)
     buf = mmap.mmap(-1, engine_bytes(cfg, kind))
     engine_create(buf, cfg, kind)

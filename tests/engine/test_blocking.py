@@ -1,16 +1,18 @@
 """Blocked means asleep: no CPU, few wake-ups, exact poll ticks; and a run that cannot go on says why."""
 
 import dataclasses
+import mmap
 import os
 import resource
 import signal
 import time
 
+import numpy as np
 import pytest
 from harness import KINDS, Shared, fork_ranks
 from test_closed_form import PUT, WRITE, machine, ps
 
-from emulator.engine import ADD, GE, LogRef
+from emulator.engine import ADD, GE, LogRef, engine_attach, engine_bytes, engine_create
 from emulator.errors import DeadlockError, InternalError, RankLostError, UsageError, WallDeadlineError
 
 pytestmark = [pytest.mark.multirank, pytest.mark.parametrize("kind", KINDS)]
@@ -167,6 +169,43 @@ def test_a_slow_host_is_not_a_deadline(kind):
         engine.wait([(0, GE, 1)])
 
     assert run(cfg, kind, body)[0] == [0, 0]
+
+
+def test_every_process_maps_the_buffer_elsewhere(kind):
+    """Nothing in the buffer is an address: ranks that mapped one file at different places work together."""
+    cfg = machine(3)
+    size = engine_bytes(cfg, kind)
+    fd = os.memfd_create("engine")
+    os.ftruncate(fd, size)
+    engine_create(mmap.mmap(fd, size), cfg, kind)
+    places = mmap.mmap(-1, 8 * cfg.num_ranks)
+
+    def rank_program(rank):
+        padding = [mmap.mmap(-1, (rank + 1) << 20) for _ in range(3)]
+        buf = mmap.mmap(fd, size)
+        where = np.frombuffer(buf, np.uint8).ctypes.data
+        engine = engine_attach(buf, cfg, kind, rank)
+        for i in range(20):
+            engine.put((rank + 1) % 3, 64, word=0, op=ADD, value=1)
+            engine.wait([(0, GE, i + 1)])
+            assert engine.exchange(0, np.ones(3, np.int32), 64, 32, 10).counts.tolist() == [1, 1, 1]
+        engine.finish()
+        np.frombuffer(places, np.int64)[rank] = where
+        del padding
+
+    pids = []
+    for rank in range(3):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                rank_program(rank)
+                code = 0
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 3
+    assert len(set(np.frombuffer(places, np.int64).tolist())) > 1
 
 
 def kill_while(shared, body, doomed, moment):

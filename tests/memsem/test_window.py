@@ -41,6 +41,23 @@ def test_ring_of_every_dtype_is_the_same_run_under_both_transports(n):
     assert shared.sha == rma.sha
 
 
+ONE_BYTE = """
+import numpy as np, emulator
+from memsem import Window
+device = emulator.init()
+window = Window.create(100, np.uint8)
+data = np.zeros(100, np.uint8)
+data[77] = BYTE
+window.put(0, data)
+device.barrier()
+"""
+
+
+def test_the_hash_covers_payload_bytes():
+    hashes = [run_ranks(2, ONE_BYTE.replace("BYTE", byte)).sha for byte in ("1", "2", "1")]
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
 OLD_DATA = """
 import numpy as np, emulator
 from memsem import Window

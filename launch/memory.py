@@ -28,7 +28,8 @@ def pss_bytes(pid: int) -> int:
 class PssSampler:
     """Peak PSS of the processes `roots` and all their descendants.
 
-    Call `step()` often; it does at most one slice of work.
+    Call `step()` often; it does at most one slice of work. A sample during which a process went is dropped:
+    what processes share moves to those that stay, and would be counted in more than one of them.
     """
 
     def __init__(self, roots: list[int]) -> None:
@@ -36,6 +37,7 @@ class PssSampler:
         self.peak_bytes = 0
         self._left: list[int] = []
         self._sum = 0
+        self._torn = False
         self._cost_s = 0.0
         self._next_s = 0.0
 
@@ -45,12 +47,15 @@ class PssSampler:
             if now < self._next_s:
                 return
             self._left = sorted({*self.roots, *(d for r in self.roots for d in descendants(r))})
-            self._sum, self._cost_s = 0, 0.0
+            self._sum, self._torn, self._cost_s = 0, False, 0.0
         for pid in self._left[:_SLICE]:
-            self._sum += pss_bytes(pid)
+            held = pss_bytes(pid)
+            self._sum += held
+            self._torn |= not held
         self._left = self._left[_SLICE:]
         done = time.monotonic()
         self._cost_s += done - now
         if not self._left:
-            self.peak_bytes = max(self.peak_bytes, self._sum)
+            if not self._torn:
+                self.peak_bytes = max(self.peak_bytes, self._sum)
             self._next_s = done + max(_LEAST_PAUSE_S, _PAUSE_PER_COST * self._cost_s)

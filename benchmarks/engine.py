@@ -1,7 +1,7 @@
-"""How long one exchange takes on this host: `python benchmarks/engine.py [RANKS ...] [--kind c|python] [--steps K]`.
+"""How long one exchange takes on this host: `python benchmarks/engine.py [RANKS ...] [--kind c|python]`.
 
-Forked processes over an anonymous shared mapping; every step is a priced compute and one exchange of all ranks. Prints
-wall and CPU milliseconds per step: metadata only (a barrier), sparse (32 targets a rank), dense (every pair).
+Forked processes over an anonymous shared mapping; a step is a priced compute and one exchange of all ranks.
+Prints wall and CPU milliseconds a step: metadata only (a barrier), sparse (32 targets a rank), dense (all).
 """
 
 import argparse

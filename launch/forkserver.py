@@ -249,7 +249,8 @@ class Server:
         return not self.templates
 
     def _stop_listening(self) -> None:
-        assert self.listener is not None
+        if self.listener is None:
+            return
         self.selector.unregister(self.listener)
         self.listener.close()
         self.listener = None

@@ -1,0 +1,95 @@
+"""Starts of 64 ranks: they end also under heavy load, each blocked rank sleeps, and PSS is sampled."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sandbox import PROGRAMS, Sandbox
+
+from launch.jobtable import JobTable
+from launch.memory import PssSampler, pss_bytes
+
+N = 64
+
+
+def busy_processes(number: int) -> list[subprocess.Popen[bytes]]:
+    spin = "import os, time\nend = time.monotonic() + 100\nwhile time.monotonic() < end: pass\n"
+    return [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(number)]
+
+
+@pytest.mark.multirank
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_sixty_four_ranks_start_under_load(sandbox: Sandbox) -> None:
+    out = sandbox.pids_dir / "out.json"
+    load = busy_processes(100)
+    try:
+        command = sandbox.superpod(N, str(PROGRAMS / "barrier.py"), options=("--json", str(out)))
+        result = sandbox.run(command, timeout=240)
+    finally:
+        for p in load:
+            p.kill()
+            p.wait()
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(out.read_text())
+    assert facts["ranks_up"] == N
+    assert facts["startup_wall_s"] < 240
+    sandbox.assert_clean()
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(120)
+def test_sixty_four_ranks_are_counted_and_weighed(sandbox: Sandbox) -> None:
+    out = sandbox.pids_dir / "out.json"
+    result = sandbox.run(sandbox.superpod(N, str(PROGRAMS / "nap.py"), options=("--json", str(out))))
+    facts = json.loads(out.read_text())
+    assert (result.returncode, facts["ranks_up"]) == (0, N), result.stderr
+    assert 0.2 < facts["pss_gb"] < 2.0  # the server's torch once, and 5 to 10 MB a rank
+    sandbox.assert_clean()
+
+
+def test_a_table_counts_and_remembers_the_last(tmp_path: Path) -> None:
+    table = JobTable(3)
+    assert (table.status().entered, table.status().last_ready_ns) == (0, 0)
+    for rank in (2, 0):
+        table.entered(rank)
+        table.ready(rank)
+    status = table.status()
+    assert (status.num_local, status.entered, status.ready) == (3, 2, 2)
+    assert status.last_ready_ns >= status.last_entered_ns > 0
+
+
+def test_when_ranks_may_finalize() -> None:
+    table = JobTable(3)
+    for rank in range(3):
+        table.ready(rank)
+    table.ending(0)
+    table.ending(1)
+    assert not table.all_ending()
+    table.ended(2)  # killed: the others need not wait for it, and must not finalise
+    assert table.all_ending()
+    assert table.any_lost()
+    whole = JobTable(2)
+    for rank in range(2):
+        whole.ready(rank)
+        whole.ending(rank)
+    assert whole.all_ending()
+    assert not whole.any_lost()
+    whole.finalized(0)
+    whole.ended(0)
+    assert not whole.any_lost()
+
+
+def test_the_sampler_weighs_descendants() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "x = bytearray(50 << 20); input()"], stdin=subprocess.PIPE
+    )
+    sampler = PssSampler([child.pid])
+    while sampler.peak_bytes < 50 << 20 and child.poll() is None:
+        sampler._next_s = 0.0
+        sampler.step()
+    child.communicate(b"\n")
+    assert sampler.peak_bytes >= 50 << 20
+    assert pss_bytes(child.pid) == 0

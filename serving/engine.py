@@ -66,6 +66,8 @@ class RankRecord:
     time: TimeLedger = field(default_factory=TimeLedger)
     work: WorkLedger = field(default_factory=WorkLedger)
     steps: int = 0
+    asleep_ps: int = 0
+    """Virtual time without work in the whole pod, part of `waiting`."""
     requests: list[Request] = field(default_factory=list)
     logits: dict[int, Any] = field(default_factory=dict)
 
@@ -74,6 +76,7 @@ class RankRecord:
             "rank": rank,
             "end_ps": end_ps,
             "steps": self.steps,
+            "asleep_ps": self.asleep_ps,
             "time_ps": self.time.ps,
             "work": asdict(self.work),
             "requests": [self._request(request) for request in self.requests],
@@ -142,6 +145,7 @@ class ServingEngine:
         if time_ps > start_ps:
             self._clock.sleep_ps(time_ps - start_ps)
         self._record.time.add("waiting", self._clock.now_ps - start_ps)
+        self._record.asleep_ps += self._clock.now_ps - start_ps
 
     def _hand_out(self, loads: NDArray[np.int64], now_ps: int) -> None:
         for rank, spec in self._dispatcher.assign(loads, now_ps):

@@ -16,6 +16,7 @@ from serving.ledger import BUCKETS
 from serving.metrics import LatencyReport, Timeline, latency_report
 from serving.request import RequestSpec
 
+_BINDS = 0.5
 PS_PER_S = 1_000_000_000_000
 
 
@@ -121,6 +122,7 @@ def virtual_result(
         "tokens_sha256": _digest(f"{e.request_id}:{','.join(map(str, e.tokens))}" for e in good),
         "failures": [{"request": e.request_id, "error": e.error} for e in endings if not e.ok],
         "steps": max((result["steps"] for result in results), default=0),
+        "idle_s": min((result["asleep_ps"] for result in results), default=0) / PS_PER_S,
         "virtual_time": time_shares(results),
         "work": sum_fields(results, "work"),
     }
@@ -173,14 +175,13 @@ def time_shares(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, flo
 
 
 def binding_resource(results: Sequence[Mapping[str, Any]], ports: Mapping[str, int]) -> dict[str, Any]:
-    """The resource that is busiest on the rank that waits least, with its share of the run.
+    """The busiest resource of the busiest die, and its share of the time in which the pod had work.
 
-    ports: picoseconds the busiest die's egress and ingress port were busy. Compute is what one rank was
-    charged. The rest of a run (latency, metadata, waiting for arrivals) binds when nothing is busy half the
-    time.
+    ports: picoseconds the busiest die's ports were busy. Compute is what one rank was charged. Where nothing
+    is busy half the time, latency and waiting for each other bind more than any resource.
     """
-    end_ps = max((result["end_ps"] for result in results), default=0)
-    if not end_ps:
+    end_ps = max((result["end_ps"] - result["asleep_ps"] for result in results), default=0)
+    if end_ps <= 0:
         return {"resource": "none", "share": 0.0, "busy_shares": {}}
     busy = {
         "npu attention": max(result["time_ps"]["attention"] for result in results),
@@ -190,4 +191,6 @@ def binding_resource(results: Sequence[Mapping[str, Any]], ports: Mapping[str, i
     }
     shares = {name: ps / end_ps for name, ps in busy.items()}
     name = max(shares, key=lambda key: shares[key])
+    if shares[name] < _BINDS:
+        return {"resource": "latency and waiting", "share": 1 - shares[name], "busy_shares": shares}
     return {"resource": name, "share": shares[name], "busy_shares": shares}

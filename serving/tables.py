@@ -72,7 +72,8 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
     )
     table.add_section()
     bottleneck = result["bottleneck"]
-    table.add_row("Binding resource", f"{bottleneck['resource']} ({100 * bottleneck['share']:.0f} % busy)")
+    share = f"{100 * bottleneck['share']:.0f} % of the time with work"
+    table.add_row("Binding resource", f"{bottleneck['resource']} ({share})")
     table.add_row("Tokens and logits equal reference", _verdict(result["tokens_equal_reference"]))
     broken = [name for name, holds in result["invariants"].items() if not holds]
     table.add_row("Invariants", f"BROKEN: {', '.join(broken)}" if broken else "all hold")

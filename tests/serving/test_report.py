@@ -59,6 +59,7 @@ def rank(number: int, requests: list[dict[str, Any]], priced_tokens: int) -> dic
         "rank": number,
         "end_ps": 4 * S,
         "steps": 5,
+        "asleep_ps": 0,
         "time_ps": time.ps,
         "work": vars(work),
         "requests": requests,
@@ -169,3 +170,14 @@ def test_the_busiest_resource_binds() -> None:
     found = binding_resource(results(), ports | {"ingress port": int(3.5 * S)})
     assert (found["resource"], found["share"]) == ("ingress port", 0.875)
     assert binding_resource([], {})["resource"] == "none"
+
+
+def test_time_without_work_does_not_count_and_half_idle_resources_do_not_bind() -> None:
+    ranks = results()
+    for result in ranks:
+        result["end_ps"] = 10 * S
+    assert binding_resource(ranks, {})["resource"] == "latency and waiting"
+    for result in ranks:
+        result["asleep_ps"] = 5 * S
+    found = binding_resource(ranks, {})
+    assert (found["resource"], found["share"]) == ("npu attention", 0.6)

@@ -87,11 +87,14 @@ static inline node_t pop(core_t *c, rank_t *r)
 {
     node_t *h = AT(c, node_t, r->heap), top = h[0], v = h[--r->count];
     i64 n = r->count, k = 0;
+    /* The hole sinks to a leaf (without branches: which child is earlier cannot be predicted), then v rises from there.
+     * h[n] still holds v, so a last child without a sibling may be compared with it. */
     for (i64 j; (j = 2 * k + 1) < n; k = j) {
-        if (j + 1 < n && earlier(h[j + 1].t, h[j + 1].key, h[j].t, h[j].key)) j++;
-        if (!earlier(h[j].t, h[j].key, v.t, v.key)) break;
+        const node_t *a = h + j, *b = h + j + 1;
+        j += (b->t < a->t) | ((b->t == a->t) & (b->key < a->key));
         h[k] = h[j];
     }
+    for (i64 up = (k - 1) / 2; k && earlier(v.t, v.key, h[up].t, h[up].key); k = up, up = (k - 1) / 2) h[k] = h[up];
     h[k] = v;
     c->live -= (top.key & 63) != S_POLL;
     return top;

@@ -80,7 +80,7 @@ typedef struct {
     pthread_mutex_t lock;
     config_t cfg;
     u64 magic;
-    i64 half, owner, dirty, fatal, fatal_rank, events, entries, live, arena_used, arena_size, op_free, ops_used; /* op_free: operation + 1 */
+    i64 half, owner, dirty, fatal, fatal_rank, events, entries, live, active, arena_used, arena_size, op_free, ops_used; /* op_free: operation + 1 */
     i64 arena_free[40];
     i64 ranks, bounds, winners, head_t, head_key, classes, paths, words, conditions, chains, rounds, logs, slots, ops;
     i64 arena, trace, num_ops, total;

@@ -89,6 +89,7 @@ void sp_settle_rows(ctx_t *x, i64 p, i64 t, i64 key)
 {
     core_t *c = x->c;
     i64 n = c->cfg.n, found = 0, sources = 0;
+    if (!c->active) return;
     for (i64 i = 0; i < 2 * c->cfg.channels; i++)
         sources += SLOT(c, i)->active && AT(c, i64, SLOT(c, i)->low)[p] <= t;
     if (!sources) return;
@@ -228,6 +229,7 @@ void sp_row(ctx_t *x, i64 p, const node_t *e)
     AT(c, i64, s->self)[p] = own + k.ser[SELF] + k.latency[SELF];
     AT(c, i64, s->start)[p] = start;
     AT(c, i64, s->key)[p] = e->key;
+    c->active += !s->active; /* exchanges with records under way */
     s->active = 1;
     if (!s->posted) {
         s->rowers = 0;
@@ -241,6 +243,7 @@ static void close_slot(core_t *c, slot_t *s)
 {
     i64 n = c->cfg.n;
     s->posted = s->taken = s->active = 0;
+    c->active--;
     for (i64 p = 0; p < n; p++) {
         AT(c, i64, s->start)[p] = AT(c, i64, s->low)[p] = INF;
         AT(c, i64, s->done_count)[p] = AT(c, i64, s->meta_end)[p] = 0;

@@ -25,6 +25,14 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone, or dead and not yet waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return True
+
+
 class PssSampler:
     """Peak PSS of the processes `roots` and all their descendants.
 
@@ -46,7 +54,8 @@ class PssSampler:
         if not self._left:
             if now < self._next_s:
                 return
-            self._left = sorted({*self.roots, *(d for r in self.roots for d in descendants(r))})
+            found = {*self.roots, *(d for r in self.roots for d in descendants(r))}
+            self._left = sorted(pid for pid in found if not _has_ended(pid))
             self._sum, self._torn, self._cost_s = 0, False, 0.0
         for pid in self._left[:_SLICE]:
             held = pss_bytes(pid)

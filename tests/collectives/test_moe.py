@@ -171,6 +171,14 @@ for event in range(5):
     for handle, out, (x, ids, w) in zip(handles, outs, cases):
         check(handle, x, ids)
         same(out, x, ids, w)
+freeze["left"] += 2
+for event in range(3):                                    # one writes the next event while one still pulls
+    cases = [make(Random(), 100 + 10 * event + i) for i in range(4)]
+    handles = [exchange.dispatch(x[me], ids[me], micro_batch=BATCHES - 1) for x, ids, w in cases]
+    outs = [exchange.combine(h, apply(h), c[2][me]) for h, c in zip(handles, cases)]
+    for handle, out, (x, ids, w) in zip(handles, outs, cases):
+        check(handle, x, ids)
+        same(out, x, ids, w)
 report(left=freeze["left"])
 """
 )

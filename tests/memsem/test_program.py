@@ -32,6 +32,26 @@ def test_calls_cost_what_they_say():
     assert ran.reports[0]["now"] == ran.reports[1]["now"] == ran.result["virtual_ps"]
 
 
+BARRIER = """
+import numpy as np, emulator
+from memsem import Window
+device = emulator.init()
+me, n = device.rank, device.num_ranks
+window = Window.create(n << 12, np.int32)
+for peer in range(n):
+    window.put(peer, np.full(1 << 12, me + 1, np.int32), me << 12)
+emulator.barrier()
+assert np.array_equal(window.local[:: 1 << 12], np.arange(1, n + 1))
+assert (window.local.reshape(n, -1) == np.arange(1, n + 1)[:, None]).all()
+report(ok=True)
+"""
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_puts_before_a_barrier_are_there_after_it(n):
+    assert len(run_ranks(n, BARRIER).reports) == n
+
+
 EXCEPTION = """
 import numpy as np, emulator
 from memsem import Window

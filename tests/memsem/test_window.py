@@ -125,6 +125,64 @@ def test_a_get_shows_its_own_instant_and_leaves_the_owner_alone(transport, host_
     assert ran.reports[2]["got"] == [[7, 7, 7, 7], [7, 5, 6, 7], [8, 8, 8, 8]]
 
 
+LATE_READER = """
+import time
+import numpy as np, emulator
+from memsem import Window
+device = emulator.init()
+window = Window.create(COUNT, np.int64)
+window.store(0, np.arange(1, COUNT + 1))
+device.barrier()
+if device.rank == 0:                                     # overwrites long after the response left
+    device.sleep_ps(50_000_000)
+    window.store(0, np.full(COUNT, 9))
+    device.sleep_ps(200_000_000)
+else:                                                    # asleep on the host while the owner goes on
+    handle = device.start_get(0, 0, COUNT * 8, COUNT * 8)
+    device.compute(100_000_000)
+    time.sleep(0.5)
+    got = device.wait_get(handle).view(np.int64)
+    assert np.array_equal(got, np.arange(1, COUNT + 1))
+    report(got=got[:4].tolist())
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("count", [4, 1024])
+def test_the_owner_keeps_what_a_late_reader_has_asked_for(transport, count):
+    """Small into the reader's pool, large (more than the pool) into a file."""
+    program = LATE_READER.replace("COUNT", str(count))
+    ran = run_ranks(2, program, transport=transport, staging_bytes=4096)
+    assert ran.reports[1]["got"] == [1, 2, 3, 4]
+
+
+FULL_POOL = """
+import time
+import numpy as np, emulator
+from memsem import Window
+device = emulator.init()
+window = Window.create((2, 4096), np.uint8)
+device.barrier()
+if device.rank == 0:                                     # busy on the host, delivered to meanwhile
+    device.compute(100_000_000)
+    time.sleep(0.5)
+    before = window.local.max()
+    assert (window.load() == np.repeat([1, 2], 4096)).all()
+    report(before=int(before))
+else:
+    window.put(0, np.full(4096, 1, np.uint8))
+    window.quiet()                                       # final, and the pool is full
+    window.put(0, np.full(4096, 2, np.uint8), 4096)
+    window.quiet()
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_poster_with_a_full_pool_leaves_a_running_owner_alone(transport):
+    ran = run_ranks(2, FULL_POOL, transport=transport, staging_bytes=4096)
+    assert ran.reports[0]["before"] == 0 and ran.result["host"]["spilled"] == 1
+
+
 EXACT = """
 import numpy as np, emulator
 from memsem import Window

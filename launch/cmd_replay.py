@@ -199,7 +199,7 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[
                 progress=running.progress,
                 measure_memory=True,
                 rank_bytes=_RANK_BYTES,
-                shm_bytes=num_ranks * sum(plan.machine_bytes.values()),
+                shm_bytes=num_ranks * plan.touched_bytes,
                 trace_out=running.trace_out,
                 started_s=run.command_start_s(),
             )

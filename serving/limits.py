@@ -21,8 +21,9 @@ _MANAGED_SPARE_BYTES = 1 << 16
 _HEAP_BYTES = _STAGING_BYTES = 1 << 16
 """Serving moves everything by exchange; it puts nothing into a heap."""
 _HOT_RANK = 4
-_LEAST_ROWS = 512
-"""A rank may receive this many times its even share of a step's rows, and so many rows in any case."""
+_LEAST_ROWS = 8192
+"""A rank may receive this many times its even share of a step's rows, and so many rows in any case. (Room
+that is not used is never touched, so it takes no memory.)"""
 
 
 def job_placement(job: ReplayJob, config: ModelConfig) -> Placement:
@@ -57,6 +58,8 @@ class ExchangeSizes:
 
     max_tokens: int
     max_rows: int
+    expected_rows: int
+    """Rows a rank sends and receives when routing is even, for the check of memory before a start."""
 
 
 def exchange_sizes(
@@ -74,17 +77,24 @@ def exchange_sizes(
     most = pod_tokens * min(top_k + placement.shared_placed, held)
     share = pod_tokens * top_k * held // placement.num_routed
     if placement.shared_placed:
-        share = max(share, pod_tokens // int(placement.num_replicas[placement.num_routed]) + share)
-    return ExchangeSizes(max_tokens, max(1, min(most, _HOT_RANK * share + _LEAST_ROWS)))
+        share += pod_tokens // int(placement.num_replicas[placement.num_routed])
+    max_rows = max(1, min(most, max(_HOT_RANK * share, _LEAST_ROWS)))
+    sent = -(-pod_tokens // job.num_ranks) * top_k
+    return ExchangeSizes(max_tokens, max_rows, sent + share)
 
 
 def machine_bytes(sizes: ExchangeSizes, top_k: int, hidden: int, slots: int) -> dict[str, int]:
     """Sizes for `emulator.init` that hold those buffers, each doubled by parity: whole pages."""
-    row_bytes = RowFormat(hidden, slots).record_bytes
     rows = sizes.max_tokens * top_k + sizes.max_rows
-    managed = 2 * rows * row_bytes + 4 * _PAGE + _MANAGED_SPARE_BYTES
+    managed = 2 * rows * RowFormat(hidden, slots).record_bytes + 4 * _PAGE + _MANAGED_SPARE_BYTES
     return {
         "heap_bytes": _HEAP_BYTES,
         "managed_bytes": -(-managed // _PAGE) * _PAGE,
         "staging_bytes": _STAGING_BYTES,
     }
+
+
+def touched_bytes(sizes: ExchangeSizes, hidden: int, slots: int) -> int:
+    """Shared memory a rank is expected to write."""
+    buffers = 2 * sizes.expected_rows * RowFormat(hidden, slots).record_bytes
+    return buffers + _MANAGED_SPARE_BYTES + _HEAP_BYTES + _STAGING_BYTES

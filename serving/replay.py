@@ -12,7 +12,7 @@ from emulator.profile import Profile, load_profile
 from emulator.topology import Topology
 from serving.charges import LayerPlan, check_batch, kv_capacity, plan_layers
 from serving.job import ReplayJob, write_requests
-from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes
+from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes, touched_bytes
 from serving.model.config import ModelConfig
 from serving.placement import Placement
 from serving.pricing import PricedModel
@@ -43,6 +43,8 @@ class Replay:
     plans: list[LayerPlan]
     machine_bytes: dict[str, int]
     """Heap, managed and staging bytes of a rank, as `emulator.init` takes them."""
+    touched_bytes: int
+    """Shared memory a rank is expected to write."""
 
 
 def plan_replay(
@@ -72,7 +74,8 @@ def plan_replay(
     memory = machine_bytes(
         sizes, top_k + placement.shared_placed, config.hidden_size, placement.slots_per_rank
     )
-    return Replay(job, specs, profile, priced, placement, limits, plans, memory)
+    touched = touched_bytes(sizes, config.hidden_size, placement.slots_per_rank)
+    return Replay(job, specs, profile, priced, placement, limits, plans, memory, touched)
 
 
 def write_replay(replay: Replay, directory: str | Path) -> None:

@@ -95,6 +95,8 @@ def test_answers_do_not_depend_on_the_ranks_and_equal_the_reference(
         assert (result["ranks"], result["completed"], result["failed"]) == (num_ranks, 5, 0)
         assert result["output_tokens"] == 4 + 3 + 4 + 2 + 1
         assert result["truncated_outputs"] == 1
+        assert result["host"]["pss_gb"] > 0.1
+        assert 0 < result["host"]["startup_wall_s"] < result["host"]["wall_s"]
         assert result["priced_tokens"] == 700 + 3000 + 64 + 5000 + 130 + result["output_tokens"] - 5
         assert result["functional_tokens"] == 11 + 47 + 1 + 79 + 3 + result["output_tokens"] - 5
         answers.add((result["logits_sha256"], result["tokens_sha256"]))

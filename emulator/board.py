@@ -34,6 +34,7 @@ def _fields(num_ranks: int, staging_bytes: int) -> list[tuple[str, str, tuple[in
         ("header", "i8", (16,)),
         ("state", "u1", (num_ranks,)),
         ("finished", "u1", (num_ranks,)),
+        ("dead", "u1", (num_ranks,)),
         ("posted", "i8", (num_ranks,)),
         ("applied", "i8", (num_ranks,)),
         ("digest", "u1", (num_ranks, 32)),
@@ -53,6 +54,7 @@ class Board:
         header: int64 [16]; see `HEADER_JOB`, `HEADER_DONE`.
         state: uint8 [n], a `MemoryState`.
         finished: uint8 [n], 1 once the rank waits for the end or is dead.
+        dead: uint8 [n], 1 once the rank is known to be dead.
         posted, applied: int64 [n], entries for the rank's apply log that were posted and taken off.
         digest: uint8 [n, 32], hash of the rank's record stream.
         end_ps, cpu_us, spilled: int64 [n], last virtual time, host CPU used, operations spilled to files.
@@ -64,6 +66,7 @@ class Board:
     header: npt.NDArray[np.int64]
     state: npt.NDArray[np.uint8]
     finished: npt.NDArray[np.uint8]
+    dead: npt.NDArray[np.uint8]
     posted: npt.NDArray[np.int64]
     applied: npt.NDArray[np.int64]
     digest: npt.NDArray[np.uint8]

@@ -12,15 +12,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from emulator.board import Board, board_bytes
 from emulator.config import RunConfig, read_config
 from emulator.device import Device
 from emulator.engine import core_available, engine_attach, engine_bytes, engine_create
 from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
 from emulator.errors import UsageError
-from emulator.futex import wait_while, wake_all
+from emulator.futex import wait_while
 from emulator.profile import Profile, load_profile
 from emulator.rows import load_rows
 from emulator.topology import Topology, engine_config
@@ -161,19 +159,15 @@ def finalize() -> dict[str, Any] | None:
 def _wait_for_all(ending: Device) -> None:
     """Sleep until every rank is at its end or dead; the last one wakes the others."""
     board, engine = ending.board, ending.engine
-    done = board.header[Board.HEADER_DONE : Board.HEADER_DONE + 1].view(np.int32)[:1]
-    engine.log_lock(0)
+    engine.log_lock(0)  # so that one of the last two sees both flags
     try:
         board.finished[ending.rank] = 1
         board.finished[engine.dead_ranks()] = 1
-        if board.finished.all():
-            done[0] = 1
+        all_ended = ending.wake_if_all_ended()
     finally:
         engine.log_unlock(0)
-    if done[0]:
-        wake_all(done)
-    else:
-        wait_while(done, 0)
+    if not all_ended:
+        wait_while(ending.done_word, 0)
 
 
 def run_result(ending: Device) -> dict[str, Any]:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from emulator.board import Board
 from emulator.config import RunConfig
 from emulator.engine.api import SET, ChainStep, Engine, ExchangeResult
-from emulator.errors import UsageError
+from emulator.errors import RankLostError, UsageError
+from emulator.futex import wake_all
 from emulator.memory import Memory, as_bytes
 from emulator.npu import PriceList
 from emulator.profile import Profile
@@ -116,6 +117,7 @@ class Device:
 
         Completion: `data` may be reused on return; the target sees the bytes at their delivery.
         """
+        self._check_alive("put", target)
         raw = as_bytes(data)
         ref = self.memory.stage(target, offset, raw) if raw.size else None
         start = self.engine.now_ps
@@ -130,6 +132,7 @@ class Device:
 
     def start_get(self, source: int, offset: int, nbytes: int, charged_bytes: int) -> int:
         """Post a get; returns the handle for `wait_get`."""
+        self._check_alive("get", source)
         start = self.engine.now_ps
         handle = self.memory.start_get(source, offset, nbytes, charged_bytes)
         self.trace.add(Op.GET, start, self.engine.now_ps, source, charged_bytes)
@@ -143,6 +146,11 @@ class Device:
             Op.WAIT_GET, self._started, self.engine.now_ps, -1, data.size, self.rows.checksum(data)
         )
         return data
+
+    def _check_alive(self, call: str, rank: int) -> None:
+        """Refuse what can never complete. A rank that has exited is none: its memory stays to the end."""
+        if self.board.dead[rank]:
+            raise RankLostError(f"{call}: rank {rank} is dead (rank {self.rank}, {self.now_ps} ps)", [rank])
 
     # --- ordering, completion, observation --------------------------------------------------------------
 
@@ -243,6 +251,26 @@ class Device:
     def heap(self) -> Bytes:
         """My heap, uint8; shows the state at my last observation point."""
         return self.transport.own(Area.HEAP)
+
+    def mark_dead(self, rank: int) -> None:
+        """Make known that `rank` died; safe from any rank, more than once. Puts to it and gets from it raise
+        RankLostError from now on, and nobody waits for it at the end."""
+        self.engine.mark_dead(rank)
+        self.board.dead[rank] = self.board.finished[rank] = 1
+        self.wake_if_all_ended()
+
+    def wake_if_all_ended(self) -> bool:
+        """Whether every rank is at its end or dead; wakes those that sleep until then."""
+        ended = bool(self.board.finished.all())
+        if ended:
+            self.done_word[0] = 1
+            wake_all(self.done_word)
+        return ended
+
+    @property
+    def done_word(self) -> npt.NDArray[np.int32]:
+        """The futex ranks sleep on at the end of the run."""
+        return self.board.header[Board.HEADER_DONE : Board.HEADER_DONE + 1].view(np.int32)[:1]
 
     def finish(self) -> None:
         """End this rank's part of the run in virtual time; bytes for it are still delivered."""

@@ -108,6 +108,7 @@ class Window:
 
         Raises:
             UsageError: no such rank, out of range, wrong dtype, non-contiguous source.
+            RankLostError: dst is known to be dead.
         """
         self._put(dst, src, offset, charge_bytes, None, SET, 0)
 
@@ -164,7 +165,7 @@ class Window:
         Completion: the data are here on return. Blocks.
 
         Raises:
-            UsageError: no such rank, out of range, wrong `out`.
+            UsageError: no such rank, out of range, wrong `out`. RankLostError: src_rank is known to be dead.
         """
         self._check_rank(src_rank)
         if out is not None:

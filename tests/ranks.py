@@ -31,9 +31,12 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MPIRUN = ["mpirun", "--oversubscribe"]
 MCA = ["--mca", "osc", "^ucx", "--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
-FORK = (
-    "import sys; from launch.run import run_job; sys.exit(run_job(int(sys.argv[1]), sys.argv[2:]).exit_code)"
-)
+FORK = """
+import json, os, sys
+from launch.run import run_job
+going = json.loads(os.environ.get("SUPERPOD_CONFIG", "{}")).get("keep_going", False)
+sys.exit(run_job(int(sys.argv[1]), sys.argv[2:], keep_going=going).exit_code)
+"""
 PRELUDE = """
 import json as _json, os as _os
 def report(**values):

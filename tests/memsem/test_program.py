@@ -78,6 +78,46 @@ def test_an_exception_is_an_early_exit_and_waiters_get_a_report(launcher):
     assert ran.reports[1]["seen"] == [3, 1, 4, 1]
 
 
+DEAD = """
+import os, signal, time
+import emulator
+from emulator.errors import RankLostError
+from memsem import Window
+device = emulator.init()
+window = Window.create(4, "i8")
+device.barrier()
+if device.rank == 1:
+    window.put_signal(0, [1, 2, 3, 4], 0, 0, 1)
+    device.quiet()
+    os.kill(os.getpid(), signal.SIGKILL)
+if device.rank == 0:
+    window.signal_wait_until(0, "eq", 1)
+    time.sleep(1)                                        # the launcher's part: notice it and say so
+    device.mark_dead(1)
+    said = []
+    for call in (lambda: window.put(1, [1]), lambda: window.get(1)):
+        try:
+            call()
+        except RankLostError as error:
+            said.append([str(error).split(" (")[0], list(error.ranks)])
+    report(said=said, kept=window.local.tolist())
+else:
+    try:
+        window.signal_wait_until(0, "eq", 1)             # only the dead one could have sent it
+    except RankLostError as error:
+        report(said=str(error))
+"""
+
+
+def test_a_dead_rank_is_named_and_nobody_waits_for_it_at_the_end():
+    ran = run_ranks(3, DEAD, keep_going=True, check=False)
+    assert ran.reports[0] == {
+        "said": [[f"{call}: rank 1 is dead", [1]] for call in ("put", "get")],
+        "kept": [1, 2, 3, 4],
+    }
+    assert "lost: ranks [1]" in ran.reports[2]["said"] and ran.result["dead_ranks"] == [1]
+
+
 FILES = """
 import emulator
 device = emulator.init()

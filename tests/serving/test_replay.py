@@ -23,6 +23,7 @@ from serving.traces import read_trace
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(240)]
 TIMEOUT_S = 200
+EXECUTED_MOE_LAYERS, PRICED_MOE_LAYERS = 5, 58
 TRACE = "".join(
     json.dumps({"timestamp": t, "input_length": n, "output_length": o, "hash_ids": list(range(-(-n // 512)))})
     + "\n"
@@ -102,6 +103,11 @@ def test_answers_do_not_depend_on_the_ranks_and_equal_the_reference(
         assert result["priced_tokens"] == 700 + 3000 + 64 + 5000 + 130 + result["output_tokens"] - 5
         assert result["functional_tokens"] == 11 + 47 + 1 + 79 + 3 + result["output_tokens"] - 5
         answers.add((result["logits_sha256"], result["tokens_sha256"]))
+        rows = result["priced_tokens"] * (9 if extra else 8)
+        assert result["work"]["priced_rows_sent"] == rows * EXECUTED_MOE_LAYERS
+        assert result["work"]["priced_bytes_sent"] == rows * PRICED_MOE_LAYERS * (7680 + 14_336)
+        if num_ranks == 1:  # nobody to wait for but the next arrival
+            assert result["virtual_time"]["waiting"]["mean_s"] - result["idle_s"] < 0.002
     assert len(answers) == 1
 
 

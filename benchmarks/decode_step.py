@@ -35,8 +35,8 @@ class StepWatch:
 
 def requests(count: int, steps: int, vocab: int) -> list[RequestSpec]:
     """Requests that all arrive at once and decode for `steps` steps."""
-    prompt = lambda i: np.random.default_rng(i).integers(0, vocab, PROMPT, dtype=np.int64)  # noqa: E731
-    return [RequestSpec(i, 0, prompt(i), PROMPT, 1, steps + 1, False, i) for i in range(count)]
+    prompts = np.random.default_rng(0).integers(0, vocab, (count, PROMPT))
+    return [RequestSpec(i, 0, prompts[i], PROMPT, 1, steps + 1, False, i) for i in range(count)]
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         check_memory=False,
     )
     specs = requests(1 if args.lonely else ranks * args.sequences, args.steps, vocab=512)
-    device = emulator.init(managed_bytes=64 << 20)
+    device = emulator.init(heap_bytes=1 << 16, staging_bytes=1 << 16, managed_bytes=48 << 20)
     watch = StepWatch()
     engine, record, kv = build(job, specs, device, watch)  # type: ignore[arg-type]
     engine.run()

@@ -15,12 +15,16 @@ def make_checkpoint_command(
     directory: Annotated[Path, typer.Argument(help="Where to write config.json and the tensors.")],
     preset: Annotated[str, typer.Option(help="mini routes as DeepSeek-R1 does; tiny is for tests.")] = "mini",
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    balance_router: Annotated[
+        bool, typer.Option("--balance-router", help="Set the router's bias so that expert loads are even.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> int:
     """Write a seeded random DeepSeek-V3 model: config.json and safetensors."""
-    from serving.model.checkpoint import make_checkpoint  # torch takes a second: only this command needs it
+    from serving import model  # torch takes a second: only this command needs it
 
-    config = make_checkpoint(directory, preset, seed, overwrite=overwrite)
+    make = model.make_balanced_checkpoint if balance_router else model.make_checkpoint
+    config = make(directory, preset, seed, overwrite=overwrite)
     layers, experts = config.num_hidden_layers, config.n_routed_experts
     typer.echo(f"{directory}: {preset}, seed {seed}, {layers} layers, {experts} routed experts")
     return 0

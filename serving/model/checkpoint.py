@@ -8,7 +8,7 @@ random too, so that leaving one out shows.
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -116,6 +116,7 @@ def make_checkpoint(
     *,
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
+    replaced: Mapping[str, torch.Tensor] | None = None,
 ) -> ModelConfig:
     """Write `config.json` and float32 safetensors for a random model.
 
@@ -126,6 +127,7 @@ def make_checkpoint(
         max_shard_bytes: split into shards of at most this many data bytes (at least one tensor each), with an
             index.
         overwrite: replace a checkpoint that is already there.
+        replaced: tensors to write instead of random ones, by name.
 
     Raises:
         UsageError: unknown preset, or the directory already holds a checkpoint.
@@ -139,14 +141,20 @@ def make_checkpoint(
         path.mkdir(parents=True, exist_ok=True)
         for old in [*existing, *path.glob("model-*-of-*.safetensors")]:
             old.unlink(missing_ok=True)
-        _write_weights(path, config, seed, max_shard_bytes)
+        _write_weights(path, config, seed, max_shard_bytes, replaced or {})
         (path / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot write checkpoint: {error.strerror}") from None
     return config
 
 
-def _write_weights(path: Path, config: ModelConfig, seed: int, max_shard_bytes: int | None) -> None:
+def _write_weights(
+    path: Path,
+    config: ModelConfig,
+    seed: int,
+    max_shard_bytes: int | None,
+    replaced: Mapping[str, torch.Tensor],
+) -> None:
     shards = list(_shards(tensor_shapes(config), max_shard_bytes))
     weight_map: dict[str, str] = {}
     total = 0
@@ -154,7 +162,10 @@ def _write_weights(path: Path, config: ModelConfig, seed: int, max_shard_bytes: 
         name = (
             SINGLE_FILE if max_shard_bytes is None else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         )
-        tensors = [(key, _random_tensor(config, key, shape, seed)) for key, shape in shapes.items()]
+        tensors = [
+            (key, replaced[key] if key in replaced else _random_tensor(config, key, shape, seed))
+            for key, shape in shapes.items()
+        ]
         total += write_safetensors(path / name, tensors)
         weight_map |= dict.fromkeys(shapes, name)
     if max_shard_bytes is not None:

@@ -114,6 +114,15 @@ class Layer:
         idx, weights = self._route(h)
         return idx, weights
 
+    def router_scores(self, h: torch.Tensor) -> torch.Tensor:
+        """Sigmoid scores of normed rows before the correction bias, float32 [n, experts]; for calibration,
+        not batch invariant."""
+        return torch.sigmoid(torch.mm(h, self._gate))
+
+    def set_router_bias(self, bias: torch.Tensor) -> None:
+        """Choose with this correction bias, float32 [experts], from now on."""
+        self._bias = bias
+
     def expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         """Routed expert `expert` (logical index) of rows [n, hidden]; unweighted.
 

@@ -1,0 +1,82 @@
+"""A router whose experts are used evenly: the correction bias is moved until their loads agree.
+
+A random router's busiest expert has three to four times the mean load. A trained DeepSeek-V3 is balanced by
+this very bias: after each batch it goes down for overloaded experts and up for the others. The same is done
+here on a seeded batch, layer by layer. Left out: anything but the bias.
+
+Source: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2, auxiliary-loss-free load balancing.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from serving.model.checkpoint import make_checkpoint
+from serving.model.config import ModelConfig, preset_config
+from serving.model.kv_cache import PagedKV
+from serving.model.layers import Layer
+from serving.model.model import Model, load_model
+from serving.model.reference import routed_experts
+from serving.model.routing import choose_experts
+
+__all__ = ["balanced_bias", "expert_loads", "make_balanced_checkpoint"]
+
+_SEQUENCES, _LENGTH = 512, 8
+_ROUNDS, _FIRST_STEP, _LAST_STEP = 120, 0.01, 0.0002
+_GRID = 1.0 / (1 << 14)
+"""Biases are rounded to this, so that float rounding of the sample does not show in them."""
+
+
+def make_balanced_checkpoint(
+    directory: str | Path, preset: str | ModelConfig = "mini", seed: int = 0, *, overwrite: bool = False
+) -> ModelConfig:
+    """Write the checkpoint of `make_checkpoint`, its correction biases replaced by balanced ones.
+
+    Raises:
+        UsageError: as `make_checkpoint`.
+    """
+    config = preset_config(preset) if isinstance(preset, str) else preset
+    with tempfile.TemporaryDirectory() as scratch:
+        make_checkpoint(scratch, config, seed)
+        replaced = _balance(load_model(scratch), config, seed)
+        return make_checkpoint(directory, config, seed, overwrite=overwrite, replaced=replaced)
+
+
+def _balance(model: Model, config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
+    """Walk a seeded batch through the layers, balancing each before it is passed."""
+    rng = np.random.default_rng(seed)
+    tokens = torch.from_numpy(rng.integers(0, config.vocab_size, _SEQUENCES * _LENGTH))
+    kv = PagedKV(config, _SEQUENCES)
+    plan = model.plan([kv.append(i, _LENGTH) for i in range(_SEQUENCES)], kv)
+    biases: dict[str, torch.Tensor] = {}
+    x = model.embed(tokens)
+    for layer in model.layers:
+        x = layer.attention(x, plan)
+        h = layer.norm(x)
+        if layer.is_moe:
+            bias = balanced_bias(layer.router_scores(h).numpy(), config)
+            biases[f"model.layers.{layer.index}.mlp.gate.e_score_correction_bias"] = bias
+            layer.set_router_bias(bias)
+        x = x + _mlp(layer, h)
+    return biases
+
+
+def _mlp(layer: Layer, h: torch.Tensor) -> torch.Tensor:
+    return routed_experts(layer, h) + layer.shared(h) if layer.is_moe else layer.dense(h)
+
+
+def expert_loads(scores: np.ndarray, bias: np.ndarray, config: ModelConfig) -> np.ndarray:
+    """Rows each expert gets, int64 [experts], for scores float32 [n, experts]."""
+    chosen = choose_experts(scores + bias, config.n_group, config.topk_group, config.num_experts_per_tok)
+    return np.bincount(chosen.numpy().ravel(), minlength=scores.shape[1])
+
+
+def balanced_bias(scores: np.ndarray, config: ModelConfig) -> torch.Tensor:
+    """The bias float32 [experts] under which the loads of `scores`, float32 [n, experts], are about even."""
+    bias = np.zeros(scores.shape[1], np.float32)
+    for step in np.geomspace(_FIRST_STEP, _LAST_STEP, _ROUNDS).astype(np.float32):
+        loads = expert_loads(scores, bias, config)
+        bias += step * np.sign(loads.mean() - loads).astype(np.float32)
+    return torch.from_numpy((np.round(bias / _GRID) * _GRID).astype(np.float32))

@@ -357,7 +357,17 @@ def preload() -> None:
     torch.set_num_threads(1)
     for name in OWN_PACKAGES:
         _import_all(name)
+    _read_packaged_files()
     mpi4py.rc.initialize, mpi4py.rc.finalize = True, None
+
+
+def _read_packaged_files() -> None:
+    """Parse the machine profile and the price list nearly every rank wants; both modules keep the result."""
+    with contextlib.suppress(Exception):  # a rank that needs them will say what is wrong
+        from emulator.profile import load_profile
+        from serving.pricing import PricedModel
+
+        PricedModel.load("deepseek-r1", load_profile())
 
 
 def _import_all(name: str) -> None:

@@ -148,11 +148,16 @@ class Template:
 
     def _hear_stub(self, rank: _Rank) -> None:
         try:
-            kind, value = wire.NOTE.unpack(wire.read_exactly(rank.stub, wire.NOTE.size))
-        except (wire.WireError, OSError):  # the stub is gone, so mpirun wants the rank gone
+            note = rank.stub.recv(wire.NOTE.size, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # the event was that of a stub which had this descriptor until just now
+            return
+        except OSError:
+            note = b""
+        if len(note) < wire.NOTE.size:  # the stub is gone, so mpirun wants the rank gone
             self.epoll.unregister(rank.stub)
             _kill_group(rank.pid, signal.SIGKILL)
             return
+        kind, value = wire.NOTE.unpack(note)
         if kind == wire.SIGNAL:
             _kill_group(rank.pid, value)
 

@@ -93,3 +93,15 @@ def test_the_sampler_weighs_descendants() -> None:
     child.communicate(b"\n")
     assert sampler.peak_bytes >= 50 << 20
     assert pss_bytes(child.pid) == 0
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(120)
+def test_ranks_that_end_while_others_start(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Descriptors of ended ranks' stubs are used again at once; a stale event must not block the template."""
+    program = tmp_path / "short.py"
+    program.write_text("")
+    for _ in range(2):
+        result = sandbox.run(sandbox.superpod(N, str(program)), timeout=50)
+        assert result.returncode == 0, result.stderr
+    sandbox.assert_clean()

@@ -1,7 +1,7 @@
 """Wall time of one dispatch + combine pair: superpod run -n 384 benchmarks/moe_pair.py
 
 4 tokens a rank, top-8 of 256 experts, hidden 128, float32, experts the identity. Every result is checked, bit
-for bit, against the weighted sum. Prints the median of 50 pairs, measured on rank 0 between two barriers' ends.
+for bit, against the weighted sum. Prints the median of 50 pairs, measured on rank 0 with the barrier after it.
 """
 
 import argparse

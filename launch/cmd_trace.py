@@ -1,11 +1,11 @@
-"""`superpod trace`: export a trace directory, and compare two traces."""
+"""`superpod trace`: export a trace directory, compare two traces, draw one."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launch import tracefile
+from launch import tracefile, traceplot
 
 
 def register(app: typer.Typer) -> None:
@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     trace = typer.Typer(help="Look at traces of runs.", no_args_is_help=True)
     trace.command("diff")(diff)
     trace.command("export")(export)
+    trace.command("plot")(plot)
     app.add_typer(trace, name="trace")
 
 
@@ -36,4 +37,15 @@ def export(
 ) -> int:
     """Write a trace directory as Perfetto/Chrome JSON."""
     typer.echo(f"{tracefile.export(directory, out)} events")
+    return 0
+
+
+def plot(
+    trace: Annotated[Path, typer.Argument(help="A trace directory or a file of --trace-out.")],
+    out: Annotated[Path, typer.Argument(help="The picture to write: .png, .svg or .pdf.")],
+    from_ms: Annotated[float, typer.Option(help="Virtual time to begin at.")] = 0.0,
+    to_ms: Annotated[float, typer.Option(help="Virtual time to end at.")] = float("inf"),
+) -> int:
+    """Draw what each rank was doing over virtual time."""
+    typer.echo(f"{out}: {traceplot.plot(trace, out, from_ms, to_ms)} ranks")
     return 0

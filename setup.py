@@ -34,9 +34,7 @@ FLAGS = {
 }
 LIBRARIES = {CORE: ["-lm"], ROWS: ["-lm"], BOARD: ["-ldl"], STUB: []}
 SOURCES = {
-    CORE: sorted(
-        f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c") if p.name != "rows.c"
-    ),
+    CORE: sorted(f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c")),
     ROWS: ["emulator/engine/rows.c"],
     BOARD: ["launch/native/board.c"],
     STUB: ["launch/native/stub.c"],

@@ -16,6 +16,7 @@ import numpy as np
 from emulator import Device
 from emulator.engine.api import ChainStep, ExchangeResult
 from emulator.errors import UsageError
+from emulator.pairs import PairSide
 from emulator.rows import Int32, Plan, Records, RowFormat
 from emulator.transport import Area
 
@@ -58,7 +59,7 @@ class BlockPair:
     def __init__(self, device: Device, block: Block, base: int, channel: int, micro_batch: int) -> None:
         self._device, self._block, self._base, self.channel = device, block, base, channel
         self.most, self.micro_batch = block.most, micro_batch
-        self._event = 0
+        self._event = np.zeros(1, np.int64)
         self.posted_ps = 0
         self._all = [self._cut(base + parity * block.nbytes) for parity in (0, 1)]
         me = device.rank if device.transport.kind == "shared" else 0
@@ -74,7 +75,7 @@ class BlockPair:
 
     def own(self) -> Records:
         """My block of the coming event."""
-        return self._own[self._event % 2]
+        return self._own[self._event.item() % 2]
 
     def exchange(
         self, plan: Plan | None, costs: OperationCosts, chain: Sequence[ChainStep] = ()
@@ -101,8 +102,12 @@ class BlockPair:
 
     def skip(self) -> int:
         """Count one event; returns its number."""
-        self._event += 1
-        return self._event - 1
+        self._event[0] += 1
+        return self._event.item() - 1
+
+    def side(self) -> PairSide:
+        """All of this as the compiled operations want it."""
+        return PairSide(self.channel, self._event, (self._all[0], self._all[1]), (self._own[0], self._own[1]))
 
     def pull(
         self, result: ExchangeResult, expected: Int32 | None = None
@@ -115,7 +120,7 @@ class BlockPair:
         Raises:
             InternalError: rows of another event, or other counts than expected.
         """
-        event = self._event - 1
+        event = self._event.item() - 1
         counts, first, total = self._device.rows.decode(
             result.offsets, result.tags, event, self.most, expected
         )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from emulator import Device
 from emulator.engine.api import ChainStep, ExchangeResult
 from emulator.errors import UsageError
 from emulator.memory import as_bytes
+from emulator.pairs import PairCall, PairShape
 from emulator.rows import Int32, Plan, RowFormat
 from emulator.tracing import Op
 from emulator.transport import Area
@@ -80,7 +81,7 @@ class IdleStep(NamedTuple):
     compute_ps: int = 0
 
 
-class Handle(NamedTuple):
+class Handle:
     """What a dispatch brought, and what its combine needs.
 
     Attributes:
@@ -88,20 +89,53 @@ class Handle(NamedTuple):
         rows_per_slot: int64 [slots], rows of each local slot.
         charged_per_slot: int64 [slots], priced rows they stand for.
         micro_batch: which one it belongs to.
+        tokens: rows of x I dispatched.
         sent: my own pairs grouped by destination. received, received_charge: int32 [n], rows from each
             source and what they stand for. place: int32 [R], row of the i-th record, sources ascending.
-        tokens: rows of x I dispatched.
+        kept: the last six as the compiled operations keep them (`engine/pairs.c`), or None; what is asked
+            for is unpacked then.
     """
 
+    __slots__ = (
+        "rows", "micro_batch", "kept", "tokens", "rows_per_slot", "charged_per_slot", "sent", "received",
+        "received_charge", "place",
+    )  # fmt: skip
     rows: Float32
+    micro_batch: int
+    kept: bytes | None
+    tokens: int
     rows_per_slot: Int64
     charged_per_slot: Int64
-    micro_batch: int
-    tokens: int
     sent: Plan
     received: Int32
     received_charge: Int32
     place: Int32
+
+    def __init__(self, rows: Float32, micro_batch: int, kept: bytes | None = None) -> None:
+        self.rows, self.micro_batch, self.kept = rows, micro_batch, kept
+
+    def __getattr__(self, name: str) -> Any:
+        """Unpack what is kept, the first time any of it is asked for."""
+        kept = self.kept
+        if kept is None or name not in self.__slots__:
+            raise AttributeError(f"a handle has no {name!r}")
+        self.tokens, pairs, rows, sent, received, slots, n, _ = np.frombuffer(kept, np.int32, 8).tolist()
+        by_slot = np.frombuffer(kept, np.int64, 2 * slots, len(kept) - 16 * slots)
+        self.rows_per_slot, self.charged_per_slot = by_slot[:slots].copy(), by_slot[slots:].copy()
+        runs = np.frombuffer(kept, np.int32, 4 * (sent + received), 32).reshape(-1, 4)
+        numbers = np.frombuffer(kept, np.int32, pairs + rows, 32 + runs.nbytes)
+        counts, first, charged = _spread(runs[:sent], n)
+        self.sent = Plan(counts, charged, first, np.empty(0, np.int32), numbers[:pairs])
+        self.received, _, self.received_charge = _spread(runs[sent:], n)
+        self.place = numbers[pairs:]
+        return getattr(self, name)
+
+
+def _spread(runs: Int32, num_ranks: int) -> tuple[Int32, Int32, Int32]:
+    """Counts, first records and charges of all ranks, int32 [n], from rows (rank, count, first, charge)."""
+    table = np.zeros((3, num_ranks), np.int32)
+    table[:, runs[:, 0]] = runs[:, 1:].T
+    return table[0], table[1], table[2]
 
 
 @dataclass(frozen=True)
@@ -126,8 +160,6 @@ class Timing(NamedTuple):
 
 class ExpertExchange:
     """Dispatch and combine between all ranks, each holding `slots` physical experts.
-
-    After each operation `timing` tells when its stages were over.
 
     Args:
         device: this rank.
@@ -175,8 +207,9 @@ class ExpertExchange:
         self._hook = host_hook or (lambda step: None)
         self._dispatch_costs = dispatch_costs or EpCosts(hidden + 4 if quant else 4 * hidden)
         self._combine_costs = combine_costs or EpCosts(4 * hidden)
-        self.timing = Timing(0, 0, 0)
+        self._times = np.zeros(3, np.int64)
         self._carve(micro_batches)
+        self._compiled = [] if host_hook else self._compile()
 
     def _carve(self, micro_batches: int) -> None:
         per_pair = self.max_tokens * self.topk
@@ -191,6 +224,25 @@ class ExpertExchange:
             self._out.append(BlockPair(self.device, out, base, channel, number))
             self._back.append(BlockPair(self.device, back, base + 2 * out.nbytes, channel + 1, number))
             base, channel = base + 2 * (out.nbytes + back.nbytes), channel + 2
+
+    def _compile(self) -> list[tuple[PairCall, PairCall]]:
+        """Dispatch and combine of each micro-batch as one compiled call each; none where that cannot be."""
+        calls = self.device.compiled
+        if calls is None or self.device.transport.kind != "shared":
+            return []
+        shape = PairShape(
+            self.slots, self.hidden, self.topk, self.max_tokens, self.max_rows, self._out[0].most,
+            self._out_form.int8,
+        )  # fmt: skip
+        return [
+            calls.pair(shape, self._times, out.side(), back.side(), Handle, out.micro_batch)
+            for out, back in zip(self._out, self._back, strict=True)
+        ]
+
+    @property
+    def timing(self) -> Timing:
+        """When the stages of the latest operation were over."""
+        return Timing(*self._times.tolist())
 
     # --- dispatch ---------------------------------------------------------------------------------------
 
@@ -214,6 +266,11 @@ class ExpertExchange:
         Raises:
             UsageError: too many rows, wrong shapes, a slot that does not exist.
         """
+        if 0 <= micro_batch < len(self._compiled):
+            numbers = _numbers(costs or self._dispatch_costs)
+            handle: Handle | None = self._compiled[micro_batch][0](x, slot_ids, charge, numbers)
+            if handle is not None:
+                return handle
         pair, plan, costs = self._write_out(x, slot_ids, costs, charge, micro_batch)
         self._hook("poll")
         result = pair.exchange(plan, costs)
@@ -248,7 +305,7 @@ class ExpertExchange:
         x, ids = self._checked(x, slot_ids, charge)
         pair, costs = self._pair(self._out, micro_batch), costs or self._dispatch_costs
         if costs.start_ps:
-            self.device.compute(costs.start_ps)
+            self.device.compute(costs.start_ps, publish=False)
         device = self.device
         plan = device.rows.send(
             pair.own(), self._out_form, x, ids, device.num_ranks, self.topk, charge, pair.most
@@ -260,10 +317,11 @@ class ExpertExchange:
         records, counts, first, total = pair.pull(result)
         got = self.device.rows.unpack(records, self._out_form, counts, first, total)
         self._record(pair, result, got.rows)
-        return Handle(
-            got.rows, got.per_slot, got.charged_per_slot, pair.micro_batch, tokens, plan, counts,
-            result.counts, got.place,
-        )  # fmt: skip
+        handle = Handle(got.rows, pair.micro_batch)
+        handle.tokens, handle.sent, handle.place = tokens, plan, got.place
+        handle.rows_per_slot, handle.charged_per_slot = got.per_slot, got.charged_per_slot
+        handle.received, handle.received_charge = counts, result.counts
+        return handle
 
     # --- combine ----------------------------------------------------------------------------------------
 
@@ -285,6 +343,11 @@ class ExpertExchange:
         Raises:
             UsageError: wrong shapes, or more rows than `max_rows`.
         """
+        if handle.kept is not None and handle.micro_batch < len(self._compiled):
+            numbers = _numbers(costs or self._combine_costs)
+            out: Float32 | None = self._compiled[handle.micro_batch][1](handle.kept, y, weights, numbers)
+            if out is not None:
+                return out
         pair, plan, costs = self._write_back(handle, y, weights, costs)
         self._hook("poll")
         return self._add_up(pair, handle, weights, pair.exchange(plan, costs))
@@ -317,7 +380,7 @@ class ExpertExchange:
                 f"the block takes max_rows={self.max_rows}"
             )
         if costs.start_ps:
-            self.device.compute(costs.start_ps)
+            self.device.compute(costs.start_ps, publish=False)
         plan = self.device.rows.plan_back(handle.received, handle.received_charge, handle.place, pair.most)
         self.device.rows.pack(pair.own(), self._back_form, y, handle.place, 1, None, None)
         return pair, plan, costs
@@ -365,8 +428,11 @@ class ExpertExchange:
 
     def _nothing(self, micro_batch: int) -> Handle:
         none = np.zeros(self.device.num_ranks, np.int32)
-        empty, slots = np.empty((0, self.hidden), np.float32), np.zeros(self.slots, np.int64)
-        return Handle(empty, slots, slots, micro_batch, 0, self._no_plan(), none, none, np.empty(0, np.int32))
+        handle = Handle(np.empty((0, self.hidden), np.float32), micro_batch)
+        handle.rows_per_slot = handle.charged_per_slot = np.zeros(self.slots, np.int64)
+        handle.tokens, handle.sent, handle.place = 0, self._no_plan(), np.empty(0, np.int32)
+        handle.received = handle.received_charge = none
+        return handle
 
     def _no_plan(self) -> Plan:
         none = np.zeros(self.device.num_ranks, np.int32)
@@ -397,8 +463,12 @@ class ExpertExchange:
 
     def _record(self, pair: BlockPair, result: ExchangeResult, rows: Float32) -> None:
         raw, now, channel = as_bytes(rows), self.device.now_ps, pair.channel
-        self.timing = Timing(pair.posted_ps, result.records_ps, now)
+        self._times[:] = pair.posted_ps, result.records_ps, now
         self.device.trace.add(Op.ROWS, now, now, channel, raw.size, self.device.rows.checksum(raw))
+
+
+def _numbers(costs: OperationCosts) -> tuple[int, int, int, int, int]:
+    return costs.start_ps, costs.pull_start_ps, costs.record_ps, costs.row_bytes, costs.meta_bytes
 
 
 def _check_sizes(**sizes: int) -> None:

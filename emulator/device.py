@@ -20,6 +20,7 @@ from emulator.errors import RankLostError, UsageError
 from emulator.futex import wake_all
 from emulator.memory import Memory, as_bytes
 from emulator.npu import PriceList
+from emulator.pairs import compiled_calls
 from emulator.profile import Profile
 from emulator.rows import RowKernels
 from emulator.symmetric import SymmetricSpace
@@ -58,6 +59,9 @@ class Device:
         self.symmetric = SymmetricSpace(self)
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
         self._unquiet = False
+        self.compiled = compiled_calls(self, BARRIER_CHANNEL, META_BYTES)
+        """Operations as one compiled call each, where that is possible."""
+        self._meet = self.compiled.meet if self.compiled else lambda: 0
         self.last_exchange: ExchangeResult | None = None
         """How my latest exchange ended, for accounts of where time went."""
 
@@ -76,6 +80,7 @@ class Device:
         bytes: int | None = None,
         kernel: str = "elementwise",
         label: int = 0,
+        publish: bool = True,
     ) -> None:
         """Charge priced work. Call it before the real arithmetic: the other ranks go on meanwhile.
 
@@ -83,6 +88,7 @@ class Device:
             ps: the price itself; or
             flops, bytes: operations and HBM bytes of one call of `kernel`, priced by the machine profile.
             label: a small number that names the region in the trace.
+            publish: tell the others at once; False where a blocking call follows immediately.
 
         Raises:
             UsageError: neither or both ways of pricing, negative or unknown values.
@@ -91,7 +97,7 @@ class Device:
             raise UsageError("compute: give either ps, or flops and bytes of a kernel")
         price = self.prices.price_ps(kernel, flops or 0, bytes or 0) if ps is None else ps
         start = self.engine.now_ps
-        self.engine.compute(price, label)
+        self.engine.compute(price, label, publish)
         self.trace.add(Op.COMPUTE, start, self.engine.now_ps, label)
 
     def sleep_ps(self, ps: int) -> None:
@@ -233,7 +239,8 @@ class Device:
         """Complete my puts, then wait for all ranks: a 32-byte record to everyone, and theirs."""
         if self._unquiet:
             self.quiet()
-        self.exchange(BARRIER_CHANNEL, None, 0)
+        if not self._meet():
+            self.exchange(BARRIER_CHANNEL, None, 0)
 
     def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any, record: bool = True) -> Any:
         self._started = self.engine.now_ps

@@ -50,8 +50,9 @@ class Records:
         self.view = view
         self.address: int = view.__array_interface__["data"][0]
         self.chunk: int = view.shape[2]
-        steps = [view.strides[1], view.strides[0], view.strides[2], self.chunk.bit_length() - 1]
-        self._layout = np.array(steps, np.int64)
+        self.steps = [view.strides[1], view.strides[0], view.strides[2], self.chunk.bit_length() - 1]
+        """Bytes from rank to rank, chunk to chunk, record to record; and log2 of a chunk's records."""
+        self._layout = np.array(self.steps, np.int64)
         self.layout: int = self._layout.__array_interface__["data"][0]
 
     def take(self, ranks: Int64 | int, records: Int64) -> Bytes:
@@ -202,9 +203,9 @@ class NumpyRows:
         """
         first, counts = np.divmod(fields, np.int32(most + 1))
         if ((tags != event) & (counts > 0)).any():
-            raise _bad_fields(-1, event)
+            raise bad_fields(-1, event)
         if expected is not None and not np.array_equal(counts, expected):
-            raise _bad_fields(-2, event)
+            raise bad_fields(-2, event)
         return counts, first, int(counts.sum())
 
     def pack(
@@ -237,7 +238,7 @@ class NumpyRows:
         head = np.ascontiguousarray(raw[:, :HEADER_BYTES]).view(np.int32)
         slot, slots = head[:, 0], form.slots
         if slot.size and (slot.min() < 0 or slot.max() >= slots):
-            raise _foreign_slot(slots)
+            raise foreign_slot(slots)
         order = np.argsort(slot, kind="stable")
         place = np.empty(slot.size, np.int32)
         place[order] = np.arange(slot.size, dtype=np.int32)
@@ -303,12 +304,14 @@ def _no_such_slot(pair: int, slot_ids: Int64, slots: int, num_ranks: int) -> Usa
     )
 
 
-def _bad_fields(code: int, event: int) -> InternalError:
+def bad_fields(code: int, event: int) -> InternalError:
+    """What is wrong with the fields of an exchange: code -1 another event, -2 other counts."""
     what = "rows of another event" if code == -1 else "other rows than were dispatched"
     return InternalError(f"exchange of event {event}: {what}")
 
 
-def _foreign_slot(slots: int) -> InternalError:
+def foreign_slot(slots: int) -> InternalError:
+    """A record's slot is not one of mine."""
     return InternalError(f"a record names a slot outside the {slots} of this rank")
 
 
@@ -390,7 +393,7 @@ class CompiledRows:
             _address(fields), _address(tags), event, n, most, _optional(expected), at, at + 4 * n
         )
         if total < 0:
-            raise _bad_fields(total, event)
+            raise bad_fields(total, event)
         return out[:n], out[n:], total
 
     def pack(
@@ -420,7 +423,7 @@ class CompiledRows:
             _address(place),
         )  # fmt: skip
         if done != total:
-            raise _foreign_slot(form.slots)
+            raise foreign_slot(form.slots)
         return Received(rows, slots[0], slots[1], place)
 
     def combine(

@@ -52,11 +52,17 @@ class Op(enum.IntEnum):
 
 
 class RankTrace:
-    """The stream of one rank."""
+    """The stream of one rank.
+
+    Attributes:
+        buffer, used: records not hashed yet, and how many bytes of them, int64 [1]; the compiled operations
+            append here too.
+    """
 
     def __init__(self, rank: int, directory: str | None) -> None:
         self._hash = hashlib.sha256()
-        self._buffer = bytearray()
+        self.buffer = bytearray(_FLUSH_BYTES // _RECORD.size * _RECORD.size)
+        self.used = np.zeros(1, np.int64)
         self._file: BinaryIO | None = None
         if directory is not None:
             self._file = open(os.path.join(directory, f"rank-{rank}.trace"), "wb")  # noqa: SIM115 (closed in finish)
@@ -65,19 +71,24 @@ class RankTrace:
         self, op: Op, start_ps: int, end_ps: int, peer: int = -1, nbytes: int = 0, checksum: int = 0
     ) -> None:
         """Append one record."""
-        self._buffer += _RECORD.pack(start_ps, end_ps, nbytes, checksum, peer, op)
-        if len(self._buffer) >= _FLUSH_BYTES:
-            self._flush()
+        at = self.used.item()
+        if at == len(self.buffer):
+            self.flush()
+            at = 0
+        _RECORD.pack_into(self.buffer, at, start_ps, end_ps, nbytes, checksum, peer, op)
+        self.used[0] = at + _RECORD.size
 
-    def _flush(self) -> None:
-        self._hash.update(self._buffer)
+    def flush(self) -> None:
+        """Hash what is in the buffer, write it if asked for, and empty it."""
+        full = memoryview(self.buffer)[: self.used.item()]
+        self._hash.update(full)
         if self._file is not None:
-            self._file.write(self._buffer)
-        self._buffer.clear()
+            self._file.write(full)
+        self.used[0] = 0
 
     def finish(self) -> bytes:
         """Close the stream; returns its 32-byte hash."""
-        self._flush()
+        self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -157,10 +157,11 @@ class BaseEngine(Checks):
             channel, counts, offsets, row_bytes, meta_bytes, tag, pull_start_ps, record_ps, chain
         )
         if code:
-            self._refuse_row(code)
+            self.refuse(code)
         return self._exchanged()
 
-    def _refuse_row(self, code: int) -> None:
+    def refuse(self, code: int) -> NoReturn:
+        """Raise for what the code of an exchange says."""
         if code < 0:
             raise UsageError(f"exchange: counts[{-code - 1}] is negative, at least 0", rank=self.rank)
         self._raise(code)
@@ -177,7 +178,7 @@ class BaseEngine(Checks):
         self._explain_row("exchange_post", channel, row_bytes, meta_bytes)
         code = self._exchange_post(channel, counts, offsets, row_bytes, meta_bytes, tag)
         if code:
-            self._refuse_row(code)
+            self.refuse(code)
         self._open[channel] = self._slot
 
     def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:

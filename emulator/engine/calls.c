@@ -116,8 +116,6 @@ int sp_wait(local_t *l, const condition_t *conditions, i64 count, i64 any, i64 t
     return code;
 }
 
-typedef struct { i64 channel, row_bytes, meta, tag, pull_start, record, steps, has_counts, has_offsets; } row_args_t;
-
 /* First negative count + 1, or 0. */
 static i64 negative(const i32 *counts, i64 n)
 {
@@ -126,14 +124,23 @@ static i64 negative(const i32 *counts, i64 n)
     return 0;
 }
 
-static int post_row(local_t *l, const row_args_t *a)
+/* Where my row of the channel's next exchange goes: counts and offsets. */
+row_t sp_next_row(local_t *l, i64 channel)
+{
+    core_t *c = l->c;
+    i64 n = c->cfg.n, p = l->rank, round = AT(c, i64, c->rounds)[p * c->cfg.channels + channel];
+    slot_t *s = SLOT(c, 2 * channel + (round & 1));
+    return (row_t){ AT(c, i32, s->counts) + p * n, AT(c, i32, s->offsets) + p * n };
+}
+
+int sp_post_row(local_t *l, const row_args_t *a)
 {
     core_t *c = l->c;
     i64 n = c->cfg.n, p = l->rank, slot = sp_open_slot(c, p, a->channel);
     if (slot < 0) return FATAL_REUSE;
     slot_t *s = SLOT(c, slot);
     i32 *row = AT(c, i32, s->counts) + p * n, *where = AT(c, i32, s->offsets) + p * n;
-    if (a->has_counts) {
+    if (a->has_counts && !a->in_place) {
         memcpy(row, l->rows, (size_t)n * 4);
         if (a->has_offsets) memcpy(where, l->rows + n, (size_t)n * 4);
         else memset(where, 0, (size_t)n * 4);
@@ -161,7 +168,7 @@ static void take_rows(local_t *l)
     memcpy(l->rows + 4 * n, AT(c, i64, s->tag), (size_t)n * 8);
 }
 
-static int wait_rows(local_t *l, const row_args_t *a, i64 slot)
+int sp_wait_rows(local_t *l, const row_args_t *a, i64 slot)
 {
     rank_t *r = RANK(l->c, l->rank);
     i64 start = l->now;
@@ -176,38 +183,47 @@ static int wait_rows(local_t *l, const row_args_t *a, i64 slot)
     l->seq += a->steps;
     if (code) return code;
     sp_note(l, W_EXCHANGE, start, a->channel, l->result, l->records);
-    take_rows(l);
+    if (!a->in_place) take_rows(l);
     return 0;
+}
+
+static row_args_t arguments(const local_t *l)
+{
+    row_args_t a = { 0 };
+    memcpy(&a, l->args, sizeof l->args);
+    return a;
 }
 
 /* The arguments are in l->args and l->rows. Returns 0, a FATAL_ code, or minus (the first negative count's index + 1). */
 int sp_exchange(local_t *l, const chain_t *chain)
 {
-    const row_args_t *a = (const row_args_t *)l->args;
+    const row_args_t given = arguments(l), *a = &given;
     i64 bad = a->has_counts ? negative(l->rows, l->c->cfg.n) : 0;
     if (bad) return (int)-bad;
     sp_begin(l);
-    int code = post_row(l, a);
+    int code = sp_post_row(l, a);
     if (code) return code;
     if (a->steps)
         memcpy(AT(l->c, chain_t, l->c->chains) + l->rank * l->c->cfg.chain_steps, chain,
                (size_t)a->steps * sizeof *chain);
-    return wait_rows(l, a, l->slot);
+    return sp_wait_rows(l, a, l->slot);
 }
 
 int sp_exchange_post(local_t *l)
 {
-    const row_args_t *a = (const row_args_t *)l->args;
+    const row_args_t given = arguments(l), *a = &given;
     i64 bad = a->has_counts ? negative(l->rows, l->c->cfg.n) : 0;
     if (bad) return (int)-bad;
     sp_begin(l);
     sp_note(l, C_POST, l->now, a->channel, a->row_bytes, a->meta);
-    return post_row(l, a);
+    l->open[a->channel] = 1;
+    return sp_post_row(l, a);
 }
 
 int sp_exchange_wait(local_t *l, i64 channel, i64 slot, i64 pull_start, i64 record)
 {
-    row_args_t a = { channel, 0, 0, 0, pull_start, record, 0, 0, 0 };
+    row_args_t a = { channel, 0, 0, 0, pull_start, record, 0, 0, 0, 0 };
+    l->open[channel] = 0;
     sp_begin(l);
-    return wait_rows(l, &a, slot);
+    return sp_wait_rows(l, &a, slot);
 }

@@ -216,7 +216,8 @@ local_t *sp_attach(core_t *c, i64 rank)
     l->rank = rank;
     l->ctx = (ctx_t){ c, -1, 0, calloc((size_t)c->cfg.n + 1, sizeof(i32)), -1, 0 };
     l->rows = calloc((size_t)c->cfg.n, 4 * sizeof(i32) + sizeof(i64));
-    if (!l->ctx.woken || !l->rows) abort();
+    l->open = calloc((size_t)c->cfg.channels, 1);
+    if (!l->ctx.woken || !l->rows || !l->open) abort();
     return l;
 }
 
@@ -225,6 +226,7 @@ void sp_detach(local_t *l)
     free(l->posts);
     free(l->ctx.woken);
     free(l->rows);
+    free(l->open);
     free(l);
 }
 

@@ -12,11 +12,22 @@ typedef struct {
     core_t *c;
     i64 rank, seq, calls[2], num_posts, max_posts, finished;
     post_t *posts;
+    uint8_t *open; /* by channel: posted, not waited for */
     ctx_t ctx;
     i64 jitter_ppm, jitter_us;
     u64 jitter_state;
 } local_t;
 
+/* One row of an exchange. in_place: counts and offsets are where sp_next_row says, and what comes is read there. */
+typedef struct {
+    i64 channel, row_bytes, meta, tag, pull_start, record, steps, has_counts, has_offsets, in_place;
+} row_args_t;
+typedef struct { i32 *counts, *offsets; } row_t;
+
+int sp_compute(local_t *l, i64 ps, i64 kind, i64 publish);
+row_t sp_next_row(local_t *l, i64 channel);
+int sp_post_row(local_t *l, const row_args_t *a);
+int sp_wait_rows(local_t *l, const row_args_t *a, i64 slot);
 int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound);
 void sp_begin(local_t *l);
 void sp_note(local_t *l, i64 kind, i64 start, i64 a, i64 b, i64 d);

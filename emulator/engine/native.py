@@ -67,6 +67,8 @@ class NativeEngine(BaseEngine):
         self._rows_in = _view(rows, np.int32, 2 * n).reshape(2, n)
         self._rows_out = _view(rows + 8 * n, np.int32, 2 * n)
         self._tags_out = _view(rows + 16 * n, np.int64, n)
+        self.address: int = self._me
+        self.library_path: str = lib._name
         self._handle = ctypes.c_void_p(self._me)  # saves a conversion in every call
         self._sp_compute, self._sp_exchange = lib.sp_compute, lib.sp_exchange
 

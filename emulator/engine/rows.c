@@ -10,12 +10,9 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* vectorise the row loops whatever the build says */
 #endif
+#include "rows.h"
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
-
-typedef struct { int32_t slot, charge; float scale; int32_t reserved; } header_t;
-typedef struct { int64_t rank_stride, chunk_stride, stride, shift; } layout_t; /* bytes; a chunk has 1 << shift records */
 
 static inline int64_t place_of(const layout_t *l, int64_t rank, int64_t record)
 {
@@ -128,21 +125,20 @@ static void read_row(const uint8_t *record, int64_t hidden, int32_t int8, float 
     for (int64_t h = 0; h < hidden; h++) out[h] = (float)q[h] * head.scale;
 }
 
-/* Read every record meant for me and place it by slot; inside a slot by (source rank, order of the source).
- * per_slot, charged: int64[slots], rows and what they stand for; place: int32[rows], place[i] = output row of the
- * i-th record, sources ascending.
- * Returns the number of rows, or -1 if a record names a slot outside [0, slots). */
-int64_t rows_unpack(const uint8_t *base, const layout_t *l, int32_t num_ranks, const int32_t *counts,
-                    const int32_t *first, int32_t slots, int64_t hidden, int32_t int8, float *out, int64_t *per_slot,
-                    int64_t *charged, int32_t *place)
+/* Read every record meant for me and place it by slot; inside a slot by (source rank, order of the source). runs: where
+ * they lie, sources ascending. per_slot, charged: int64[slots], rows and what they stand for; place: int32[rows],
+ * place[i] = output row of the i-th record. Returns the number of rows, or -1 if a record names a slot outside
+ * [0, slots). */
+int64_t rows_unpack_runs(const uint8_t *base, const layout_t *l, const run_t *runs, int64_t num_runs, int32_t slots,
+                         int64_t hidden, int32_t int8, float *out, int64_t *per_slot, int64_t *charged, int32_t *place)
 {
     memset(per_slot, 0, sizeof(int64_t) * (size_t)slots);
     memset(charged, 0, sizeof(int64_t) * (size_t)slots);
     int64_t rows = 0;
-    for (int32_t r = 0; r < num_ranks; r++)
-        for (int32_t i = 0; i < counts[r]; i++) {
+    for (const run_t *r = runs; r < runs + num_runs; r++)
+        for (int32_t i = 0; i < r->count; i++) {
             header_t head;
-            memcpy(&head, base + place_of(l, r, first[r] + i), sizeof head);
+            memcpy(&head, base + place_of(l, r->rank, r->first + i), sizeof head);
             if (head.slot < 0 || head.slot >= slots) return -1;
             place[rows++] = head.slot;
             per_slot[head.slot]++;
@@ -151,26 +147,45 @@ int64_t rows_unpack(const uint8_t *base, const layout_t *l, int32_t num_ranks, c
     int64_t next = 0;
     for (int32_t s = 0; s < slots; s++) { const int64_t here = per_slot[s]; per_slot[s] = next; next += here; }
     int64_t record = 0;
-    for (int32_t r = 0; r < num_ranks; r++)
-        for (int32_t i = 0; i < counts[r]; i++, record++) {
+    for (const run_t *r = runs; r < runs + num_runs; r++)
+        for (int32_t i = 0; i < r->count; i++, record++) {
             const int64_t row = per_slot[place[record]]++;
             place[record] = (int32_t)row;
-            read_row(base + place_of(l, r, first[r] + i), hidden, int8, out + row * hidden);
+            read_row(base + place_of(l, r->rank, r->first + i), hidden, int8, out + row * hidden);
         }
     for (int32_t s = slots - 1; s > 0; s--) per_slot[s] -= per_slot[s - 1];
     return rows;
 }
 
-/* out[t] = sum over k, in order, of weights[t, k] * row of pair (t, k). The pair of the j-th record from rank r (ranks
- * ascending) is order[sum of counts before r + j]. address: scratch, const uint8_t *[tokens * topk]. */
-void rows_combine(const uint8_t *base, const layout_t *l, int32_t num_ranks, const int32_t *counts,
-                  const int32_t *first, const int32_t *order, int64_t tokens, int32_t topk, int64_t hidden,
-                  const float *weights, float *out, const uint8_t **address)
+/* Runs of the ranks that have any. */
+static int64_t runs_of(const int32_t *counts, const int32_t *first, int32_t num_ranks, run_t *runs)
+{
+    int64_t found = 0;
+    for (int32_t r = 0; r < num_ranks; r++)
+        if (counts[r]) runs[found++] = (run_t){ r, counts[r], first[r], 0 };
+    return found;
+}
+
+/* rows_unpack_runs where counts and first are given for all ranks. */
+int64_t rows_unpack(const uint8_t *base, const layout_t *l, int32_t num_ranks, const int32_t *counts,
+                    const int32_t *first, int32_t slots, int64_t hidden, int32_t int8, float *out, int64_t *per_slot,
+                    int64_t *charged, int32_t *place)
+{
+    run_t runs[num_ranks];
+    const int64_t found = runs_of(counts, first, num_ranks, runs);
+    return rows_unpack_runs(base, l, runs, found, slots, hidden, int8, out, per_slot, charged, place);
+}
+
+/* out[t] = sum over k, in order, of weights[t, k] * row of pair (t, k). The pair of the i-th record of all runs is
+ * order[i]. address: scratch, const uint8_t *[tokens * topk]. */
+void rows_combine_runs(const uint8_t *base, const layout_t *l, const run_t *runs, int64_t num_runs, const int32_t *order,
+                       int64_t tokens, int32_t topk, int64_t hidden, const float *weights, float *out,
+                       const uint8_t **address)
 {
     int64_t record = 0;
-    for (int32_t r = 0; r < num_ranks; r++)
-        for (int32_t i = 0; i < counts[r]; i++)
-            address[order[record++]] = base + place_of(l, r, first[r] + i) + sizeof(header_t);
+    for (const run_t *r = runs; r < runs + num_runs; r++)
+        for (int32_t i = 0; i < r->count; i++)
+            address[order[record++]] = base + place_of(l, r->rank, r->first + i) + sizeof(header_t);
     for (int64_t t = 0; t < tokens; t++) {
         float *sum = out + t * hidden;
         for (int32_t k = 0; k < topk; k++) {
@@ -180,6 +195,16 @@ void rows_combine(const uint8_t *base, const layout_t *l, int32_t num_ranks, con
             else for (int64_t h = 0; h < hidden; h++) sum[h] += w * row[h];
         }
     }
+}
+
+/* rows_combine_runs where counts and first are given for all ranks. */
+void rows_combine(const uint8_t *base, const layout_t *l, int32_t num_ranks, const int32_t *counts,
+                  const int32_t *first, const int32_t *order, int64_t tokens, int32_t topk, int64_t hidden,
+                  const float *weights, float *out, const uint8_t **address)
+{
+    run_t runs[num_ranks];
+    const int64_t found = runs_of(counts, first, num_ranks, runs);
+    rows_combine_runs(base, l, runs, found, order, tokens, topk, hidden, weights, out, address);
 }
 
 /* Position-dependent sum of 64-bit words; the tail is padded with zeros, the length is mixed in. */

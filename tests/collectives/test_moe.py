@@ -3,6 +3,8 @@
 import pytest
 from ranks import run_ranks
 
+from emulator.engine import core_available
+
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(300)]
 SIZES = [1, 2, 4, 8]
 TRANSPORTS = ["shared", "rma"]
@@ -88,6 +90,35 @@ def test_every_route_equals_the_reference_bit_for_bit(n, quant):
 def test_numpy_rows_and_python_engine_give_the_same_run():
     program = ROUTES.replace("QUANT", "'int8'")
     assert run_ranks(4, program).sha == run_ranks(4, program, engine="python").sha
+
+
+COSTLY = (
+    SETUP
+    + """
+exchange = ExpertExchange(device, S, H, T, K, max_rows=n * T * K)
+out, back = EpCosts(7680, 5_000_000, 400_000, 20_000), EpCosts(14336, 3_000_000, 100, 7, 64)
+for event in range(4):
+    x, ids, w = make(Random(), event)
+    charge = np.random.default_rng([event, me]).integers(1, 60, len(x[me])).astype(np.int32)
+    handle = exchange.dispatch(x[me], ids[me], out, charge)
+    check(handle, x, ids)
+    same(exchange.combine(handle, apply(handle), w[me], back), x, ids, w)
+    sums = handle.sent.counts.sum(), handle.received.sum(), handle.received_charge.sum(), handle.place.size
+    assert sums == (ids[me].size, len(handle.rows), handle.charged_per_slot.sum(), len(handle.rows))
+    assert handle.tokens == len(x[me]) and sorted(handle.sent.order) == list(range(ids[me].size))
+    assert handle.sent.charged.sum() == charge.sum() * K
+report(compiled=handle.kept is not None)
+"""
+)
+
+
+def test_compiled_operations_equal_their_steps_with_charges_and_costs():
+    """Under `shared` each operation is one compiled call, under `rma` the steps one by one."""
+    shared, rma = (run_ranks(3, COSTLY, transport=transport) for transport in TRANSPORTS)
+    assert {r["compiled"] for r in rma.reports.values()} == {False}
+    assert shared.sha == rma.sha
+    if core_available():
+        assert {r["compiled"] for r in shared.reports.values()} == {True}
 
 
 IDENTITY = """

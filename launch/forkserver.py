@@ -31,6 +31,7 @@ import subprocess
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -359,6 +360,19 @@ def preload() -> None:
         _import_all(name)
     _read_packaged_files()
     mpi4py.rc.initialize, mpi4py.rc.finalize = True, None
+    _drop_exit_finalizers()
+
+
+def _drop_exit_finalizers() -> None:
+    """Take back what imports want done at exit by `weakref.finalize`; what a program registers itself is
+    still done.
+
+    Torch takes its operator libraries apart there, which in a forked rank copies 27 MB and takes 23 ms
+    (measured) for a process that ends the next moment.
+    """
+    registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
+    for finalizer in list(registry):
+        finalizer.atexit = False
 
 
 def _read_packaged_files() -> None:

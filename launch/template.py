@@ -107,6 +107,7 @@ class Template:
         gc.collect()
         gc.freeze()
         gc.disable()
+        osproc.collapse_heap()  # again: what the set-up has written was split into small pages
         more, last = True, time.monotonic()
         while more or self.ranks:
             events = self.epoll.poll(-1 if self.ranks else _ABANDONED_S)

@@ -27,6 +27,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 run: setup  ## 32 ranks serve a small seeded workload; every token is checked against one process
+	@mkdir -p out
 	$(BIN)/superpod replay -n $(RANKS) --token-scale 16 --check-reference --json out/run.json
 
 test: setup-test lint types  ## lint, types and the whole suite

@@ -4,6 +4,7 @@ Whatever the caller did wrong is one line on stderr and exit code 2, whether the
 noticed.
 """
 
+import importlib
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -11,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from emulator.errors import SuperpodError, UsageError
-from launch import cmd_doctor, cmd_make_checkpoint, cmd_replay, cmd_replay_report, cmd_run, cmd_trace
 
 USAGE_EXIT = 2
+_registered: set[str] = set()
 
 # Newer typer carries its own copy of click, so the classes are taken from what typer exports.
 _ParserError: Any = typer.BadParameter.__mro__[2]
@@ -42,8 +43,24 @@ def _root(
     pass
 
 
-for _module in (cmd_run, cmd_replay, cmd_replay_report, cmd_doctor, cmd_trace, cmd_make_checkpoint):
-    _module.register(app)
+_COMMANDS = {
+    "run": "launch.cmd_run",
+    "replay": "launch.cmd_replay",
+    "replay-report": "launch.cmd_replay_report",
+    "doctor": "launch.cmd_doctor",
+    "trace": "launch.cmd_trace",
+    "make-checkpoint": "launch.cmd_make_checkpoint",
+}
+
+
+def _register(words: list[str]) -> None:
+    """Import the command asked for, or all for help: replay's imports cost as much as a small run's start."""
+    named = [w for w in words if not w.startswith("-")][:1]
+    wanted = [_COMMANDS[w] for w in named if w in _COMMANDS] or list(_COMMANDS.values())
+    for name in wanted:
+        if name not in _registered:
+            _registered.add(name)
+            importlib.import_module(name).register(app)
 
 
 def _complain(text: str) -> int:
@@ -54,6 +71,7 @@ def _complain(text: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit code; the console script passes it to `sys.exit`."""
     try:
+        _register(sys.argv[1:] if argv is None else argv)
         code = app(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as e:

@@ -93,6 +93,9 @@ class IterationLink:
     def idle(self, layers):  # type: ignore[no-untyped-def]
         return self._link.idle(layers)
 
+    def combine_then_idle(self, received, results, costs, layers):  # type: ignore[no-untyped-def]
+        return self._link.combine_then_idle(received, results, costs, layers)
+
 
 class Watch:
     """In the place of the progress display: virtual time and exchange time at the end of each step."""

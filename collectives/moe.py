@@ -40,6 +40,7 @@ from emulator.transport import Area
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 META_BYTES = 32
+_NO_WEIGHTS = np.empty((0, 0), np.float32)
 
 
 class OperationCosts(Protocol):
@@ -409,22 +410,64 @@ class ExpertExchange:
         Returns:
             index of the step that brought rows and its handle; or of the last step, with a handle of no rows.
         """
-        pairs = [self._pair(self._back if s.combine else self._out, micro_batch) for s in steps]
-        price = self.device.engine.config.call_price_ps
-        waits = [sum(ps + price for ps in (s.compute_ps, s.costs.start_ps) if ps) for s in steps]
-        chain = [
-            ChainStep(p.channel, w, s.costs.meta_bytes, s.costs.pull_start_ps, s.costs.record_ps)
-            for p, s, w in zip(pairs[1:], steps[1:], waits[1:], strict=True)
-        ]
+        pairs, chain = self._chain(steps, micro_batch)
         for ps in (steps[0].compute_ps, steps[0].costs.start_ps):
             if ps:
                 self.device.compute(ps)
-        result = pairs[0].exchange(None, steps[0].costs, chain)
-        for pair in pairs[1 : result.index + 1]:
+        result = pairs[0].exchange(None, steps[0].costs, chain[1:])
+        return self._woken(steps, pairs, result.index, result, micro_batch)
+
+    def combine_then_idle(
+        self, handle: Handle, y: Float32, steps: Sequence[IdleStep], costs: OperationCosts | None = None
+    ) -> tuple[int, Handle]:
+        """Send the experts' outputs home, then `idle`, in one sleep: for a rank that dispatched no rows.
+
+        In virtual time this is exactly `combine` followed by `idle`.
+
+        Args:
+            handle: of the dispatch, with no rows of my own (`tokens` 0).
+            y: see `combine`.
+            steps: see `idle`; at least one.
+            costs: of the combine.
+
+        Raises:
+            UsageError: as `combine`; or I sent rows, so the combine brings some.
+        """
+        if handle.tokens or not steps:
+            raise UsageError(
+                f"combine_then_idle: for a rank that dispatched no rows and has steps to follow, "
+                f"got {handle.tokens} rows and {len(steps)} steps"
+            )
+        pairs, chain = self._chain(steps, handle.micro_batch)
+        pair, plan, costs = self._write_back(handle, y, _NO_WEIGHTS, costs)
+        result = pair.exchange(plan, costs, chain)
+        return self._woken(steps, pairs, result.index - 1, result, handle.micro_batch, first=0)
+
+    def _chain(self, steps: Sequence[IdleStep], micro_batch: int) -> tuple[list[BlockPair], list[ChainStep]]:
+        """The steps as the engine goes through them: computing included, call prices too."""
+        pairs = [self._pair(self._back if s.combine else self._out, micro_batch) for s in steps]
+        price = self.device.engine.config.call_price_ps
+        waits = [sum(ps + price for ps in (s.compute_ps, s.costs.start_ps) if ps) for s in steps]
+        return pairs, [
+            ChainStep(p.channel, w, s.costs.meta_bytes, s.costs.pull_start_ps, s.costs.record_ps)
+            for p, s, w in zip(pairs, steps, waits, strict=True)
+        ]
+
+    def _woken(
+        self,
+        steps: Sequence[IdleStep],
+        pairs: list[BlockPair],
+        index: int,
+        result: ExchangeResult,
+        micro_batch: int,
+        first: int = 1,
+    ) -> tuple[int, Handle]:
+        """Steps up to `index` are over, those from `first` on without my counting them."""
+        for pair in pairs[first : index + 1]:
             pair.skip()
-        if steps[result.index].combine:
-            return result.index, self._nothing(micro_batch)
-        return result.index, self._take_in(pairs[result.index], self._no_plan(), 0, result)
+        if steps[index].combine:
+            return index, self._nothing(micro_batch)
+        return index, self._take_in(pairs[index], self._no_plan(), 0, result)
 
     def _nothing(self, micro_batch: int) -> Handle:
         none = np.zeros(self.device.num_ranks, np.int32)

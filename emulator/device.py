@@ -62,8 +62,6 @@ class Device:
         self.compiled = compiled_calls(self, BARRIER_CHANNEL, META_BYTES)
         """Operations as one compiled call each, where that is possible."""
         self._meet = self.compiled.meet if self.compiled else lambda: 0
-        self.last_exchange: ExchangeResult | None = None
-        """How my latest exchange ended, for accounts of where time went."""
 
     @property
     def now_ps(self) -> int:
@@ -210,7 +208,6 @@ class Device:
             Op.EXCHANGE, self.engine.exchange,
             channel, counts, row_bytes, meta_bytes, pull_start_ps, record_ps, chain, offsets, tag,
         )  # fmt: skip
-        self.last_exchange = result
         return result
 
     def exchange_post(
@@ -232,7 +229,6 @@ class Device:
         result: ExchangeResult = self._blocking(
             Op.EXCHANGE, self.engine.exchange_wait, channel, pull_start_ps, record_ps
         )
-        self.last_exchange = result
         return result
 
     def barrier(self) -> None:

@@ -72,6 +72,15 @@ class ExpertLink(Protocol):
         """Take part in these layers' exchanges without rows. Returns (layer index, rows) of the first
         dispatch that brought any, or (len(layers), None)."""
 
+    def combine_then_idle(
+        self,
+        received: Received,
+        results: NDArray[np.float32],
+        costs: ExchangeCosts,
+        layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]],
+    ) -> tuple[int, Received | None]:
+        """`combine` of a rank without tokens, then `idle` of the layers that follow, in one sleep."""
+
 
 class ComputeClock(Protocol):
     @property
@@ -126,16 +135,12 @@ class Forward:
     def idle(self) -> None:
         """Host my experts for a step in which I have no tokens."""
         self._compute("other", self._charges.step_overhead_ps)
-        done = 0
-        while done < len(self._moe_layers):
-            skipped, received = self._link.idle(self._idle_costs[done:])
-            done += skipped
-            if received is None:
-                break
-            self._link.combine(
-                received, self._experts(done, received), _NO_WEIGHTS, self._idle_costs[done][1]
-            )
-            done += 1
+        done, received = self._link.idle(self._idle_costs) if self._idle_costs else (0, None)
+        while received is not None:
+            results, (_, costs) = self._experts(done, received), self._idle_costs[done]
+            following = self._idle_costs[done + 1 :]
+            skipped, received = self._link.combine_then_idle(received, results, costs, following)
+            done += 1 + skipped
 
     def release(self, request_id: int) -> None:
         """Give back the KV of an ended request."""
@@ -196,9 +201,6 @@ class Forward:
             start_ps = self._clock.now_ps
             self._clock.compute(ps, label=COMPUTE_LABELS[bucket])
             self._time.add(bucket, self._clock.now_ps - start_ps)
-
-
-_NO_WEIGHTS = np.empty((0, 1), dtype=np.float32)
 
 
 class _Batch:

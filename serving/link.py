@@ -93,10 +93,44 @@ class PodLink:
 
     def idle(self, layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]]) -> tuple[int, Received | None]:
         """See `ExpertLink.idle`."""
-        steps = [IdleStep(kind == 1, costs) for layer in layers for kind, costs in enumerate(layer)]
+        steps = _steps(layers)
         start_ps = self._device.now_ps
         index, handle = self._exchange.idle(steps)
         self._record.time.add("waiting", self._device.now_ps - start_ps)
+        return self._woken(layers, steps, index, handle)
+
+    def combine_then_idle(
+        self,
+        received: Received,
+        results: NDArray[np.float32],
+        costs: ExchangeCosts,
+        layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]],
+    ) -> tuple[int, Received | None]:
+        """See `ExpertLink.combine_then_idle`. My combine brings nothing, so it is over `pull_start_ps` after
+        its last record."""
+        handle = received.ticket
+        if not isinstance(handle, Handle):
+            raise InternalError("combine: the rows were not received over this link")
+        if not layers:
+            self.combine(received, results, np.empty((0, self._exchange.topk), np.float32), costs)
+            return 0, None
+        steps, start_ps = _steps(layers), self._device.now_ps
+        index, found = self._exchange.combine_then_idle(handle, results, steps, costs)
+        _count_records(self._device, self._record, costs.meta_bytes)
+        self._count_combine(handle, costs)
+        combine_ps = costs.start_ps + costs.pull_start_ps
+        self._record.time.add("combine", combine_ps)
+        self._record.time.add("waiting", self._device.now_ps - start_ps - combine_ps)
+        return self._woken(layers, steps, index, found)
+
+    def _woken(
+        self,
+        layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]],
+        steps: Sequence[IdleStep],
+        index: int,
+        handle: Handle,
+    ) -> tuple[int, Received | None]:
+        """Count the steps up to `index`; the layer and the rows that woke me."""
         for step in steps[: index + 1]:
             _count_records(self._device, self._record, step.costs.meta_bytes)
         if steps[index].combine:
@@ -108,10 +142,7 @@ class PodLink:
         """Split an operation's time: until all records were in I waited, the rest is the operation."""
         _count_records(self._device, self._record, costs.meta_bytes)
         now_ps = self._device.now_ps
-        exchange = self._device.last_exchange
-        if exchange is None:
-            raise InternalError("an operation ended without an exchange")
-        waited_ps = max(0, exchange.records_ps - start_ps - costs.start_ps)
+        waited_ps = max(0, self._exchange.timing.records_ps - start_ps - costs.start_ps)
         self._record.time.add("waiting", waited_ps)
         self._record.time.add(bucket, now_ps - start_ps - waited_ps)
 
@@ -137,6 +168,10 @@ class PodLink:
         work.functional_bytes_received += received * self._row_bytes
         work.priced_bytes_sent += int(handle.sent.charged.sum()) * costs.row_bytes
         work.priced_bytes_received += int(handle.received_charge.sum()) * costs.row_bytes
+
+
+def _steps(layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]]) -> list[IdleStep]:
+    return [IdleStep(kind == 1, costs) for layer in layers for kind, costs in enumerate(layer)]
 
 
 def _count_records(device: Device, record: RankRecord, meta_bytes: int) -> None:

@@ -246,23 +246,52 @@ if busy or not ASLEEP:
         handle = exchange.dispatch(np.ones((len(mine), H), np.float32), mine, costs)
         exchange.combine(handle, handle.rows, np.ones((len(mine), K), np.float32), back)
 else:
-    done = 0
-    while done < len(steps):
+    index, handle = exchange.idle(steps)
+    done = index + 1
+    while len(handle.rows):
+        if TOGETHER and done + 1 < len(steps):
+            y, following = handle.rows, steps[done + 1 :]
+            index, handle = exchange.combine_then_idle(handle, y, following, steps[done].costs)
+            done += index + 2
+            continue
+        exchange.combine(handle, handle.rows, np.empty((0, K), np.float32), steps[done].costs)
+        done += 1
+        if done == len(steps):
+            break
         index, handle = exchange.idle(steps[done:])
         done += index + 1
-        if len(handle.rows):
-            exchange.combine(handle, handle.rows, np.empty((0, K), np.float32), steps[done].costs)
-            done += 1
-report(now=device.now_ps, wakes=int(device.engine.statistics().wake_ups[me]))
+    assert done == len(steps)
+counters = device.engine.statistics()
+report(now=device.now_ps, wakes=int(counters.wake_ups[me]), waited=int(counters.wait_ps[me]))
 """
 )
 
 
+def _idle(asleep, together, **config):
+    program = IDLE.replace("ASLEEP", str(asleep)).replace("TOGETHER", str(together))
+    return run_ranks(8, program, **config)
+
+
 def test_sleeping_through_exchanges_equals_taking_part_in_them():
-    asleep, awake = (run_ranks(8, IDLE.replace("ASLEEP", word)).reports for word in ("True", "False"))
+    asleep, awake = _idle(True, False).reports, _idle(False, False).reports
     assert [r["now"] for r in asleep.values()] == [r["now"] for r in awake.values()]
     idle = [rank for rank in asleep if asleep[rank]["wakes"] < awake[rank]["wakes"]]
     assert len(idle) >= 4
+
+
+def test_a_combine_and_what_follows_in_one_sleep_equals_them_apart():
+    together, apart = _idle(True, True), _idle(True, False)
+    for what in ("virtual_ps", "bytes_by_class", "busy_ps"):
+        assert together.result[what] == apart.result[what]
+    mine, theirs = together.reports.values(), apart.reports.values()
+    assert [r["now"] for r in mine] == [r["now"] for r in theirs]
+    saved = [b["wakes"] - a["wakes"] for a, b in zip(mine, theirs, strict=True)]
+    assert min(saved) >= 0 and sum(saved) >= 8
+
+
+def test_a_combine_and_what_follows_are_alike_in_both_engines_and_transports():
+    runs = [_idle(True, True), _idle(True, True, engine="python"), _idle(True, True, transport="rma")]
+    assert len({run.sha for run in runs}) == 1
 
 
 EXACT = """
@@ -350,6 +379,7 @@ refused("topk must be at least 1", ExpertExchange, device, S, H, T, 0)
 refused("raise managed_bytes", ExpertExchange, device, S, 1 << 20, T, K)
 refused("raise channels", ExpertExchange, device, S, H, T, K, micro_batches=30)
 handle = exchange.dispatch(x, ids)
+refused("for a rank that dispatched no rows", exchange.combine_then_idle, handle, handle.rows, [])
 refused("combine: weights", exchange.combine, handle, handle.rows, np.zeros((T, K + 1), np.float32))
 refused("combine: y", exchange.combine, handle, handle.rows[:, :3].copy(), np.zeros((T, K), np.float32))
 if me == 0:                                              # all rows are here: more than max_rows

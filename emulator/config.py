@@ -19,6 +19,8 @@ from typing import Any
 from emulator.errors import UsageError
 
 ENVIRONMENT_KEY = "SUPERPOD_CONFIG"
+JITTER_KEY = "SUPERPOD_JITTER"
+"""For tests: "probability,max_us,seed" puts random host sleeps into engine calls; no result may notice."""
 MIB = 1 << 20
 TRANSPORTS = ("shared", "rma")
 ENGINES = ("auto", "c", "python")
@@ -94,6 +96,25 @@ def read_config(
     text = (os.environ if environ is None else environ).get(ENVIRONMENT_KEY, "")
     merged = {**_parse(text), **(overrides or {})}
     return RunConfig(**{key: _typed(key, value) for key, value in merged.items()})
+
+
+def read_jitter(environ: Mapping[str, str] | None = None) -> tuple[float, int, int] | None:
+    """Probability, longest sleep in host µs and seed of the sleeps asked for; None without.
+
+    Raises:
+        UsageError: not three numbers, or a probability outside 0 to 1.
+    """
+    text = (os.environ if environ is None else environ).get(JITTER_KEY, "")
+    if not text:
+        return None
+    try:
+        probability, longest_us, seed = text.split(",")
+        values = float(probability), int(longest_us), int(seed)
+    except ValueError:
+        raise UsageError(f'{JITTER_KEY}: "probability,max_us,seed" is needed, got {text!r}') from None
+    if not (0 <= values[0] <= 1 and 1 <= values[1] < 1_000_000):
+        raise UsageError(f"{JITTER_KEY}: probability 0 to 1 and 1 to 999999 us are needed, got {text!r}")
+    return values
 
 
 def _parse(text: str) -> dict[str, Any]:

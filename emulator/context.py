@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator.board import Board, board_bytes
-from emulator.config import RunConfig, read_config
+from emulator.config import RunConfig, read_config, read_jitter
 from emulator.device import Device
 from emulator.engine import core_available, engine_attach, engine_bytes, engine_create
 from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
@@ -73,6 +73,8 @@ def _open(config: RunConfig, profile: Profile, transport: Transport) -> Device:
     engine = engine_attach(transport.control[:block], settings, kind, transport.rank)
     if config.trace is not None:
         engine.set_trace(_port_file(config.trace))
+    if (jitter := read_jitter()) is not None:
+        engine.set_jitter(jitter[0], jitter[1], jitter[2] * transport.num_ranks + transport.rank)
     return Device(config, profile, topology, transport, engine, board, load_rows(config.engine))
 
 

@@ -24,12 +24,13 @@ from rich.console import Console
 
 from emulator.errors import SuperpodError, UsageError
 from launch import osproc, paths, prepared, run
-from launch.cmd_run import check_choice, check_pod, parse_set
+from launch.cmd_run import check_choice, check_pod, check_writable, parse_set
 from launch.replay_progress import replay_progress
 from serving.job import ReplayJob, read_results
 from serving.model import ModelConfig, SamplingParams, load_model, make_checkpoint, preset_config
 from serving.reference import answer_requests, read_reference
-from serving.replay import Replay, merge, plan_replay, write_replay
+from serving.replay import Replay, merge, plan_replay, recorded_schedule, write_replay
+from serving.schedule import Schedule
 from serving.tables import emulator_table, placement_table, serving_table
 from serving.traces import read_trace
 from serving.workload import builtin_trace
@@ -50,6 +51,7 @@ class Running:
     check_reference: bool
     progress: bool
     trace_out: Path | None
+    schedule_out: Path | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -97,6 +99,16 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option(help="Refuse what a die cannot hold at priced size.")
         ] = True,
         trace_out: Annotated[Path | None, typer.Option(help="Write a Perfetto/Chrome trace here.")] = None,
+        schedule_out: Annotated[
+            Path | None, typer.Option(help="Write which rank computed what in which step.")
+        ] = None,
+        schedule_from: Annotated[
+            Path | None,
+            typer.Option(help="Follow a schedule of --schedule-out exactly; arrivals do not gate."),
+        ] = None,
+        compare_schedule: Annotated[
+            Path | None, typer.Option(help="Name the first decision that differs from such a schedule.")
+        ] = None,
         prepare: Annotated[
             Path | None, typer.Option(help="Only write the job there, to run it under your own mpirun.")
         ] = None,
@@ -109,6 +121,12 @@ def register(app: typer.Typer) -> None:
         check_choice("--transport", transport, ("shared", "rma"))
         settings = parse_set(overrides or [])
         check_pod(num_ranks, pod, settings)
+        for option, path in (("--json", json_out), ("--schedule-out", schedule_out)):
+            check_writable(option, path)
+        if prepare is not None and schedule_out is not None:
+            raise UsageError("--schedule-out: a prepared replay records no schedule; leave out --prepare")
+        fixed = None if schedule_from is None else Schedule.read(schedule_from)
+        compared = None if compare_schedule is None else Schedule.read(compare_schedule)
         lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)
         config = _model_config(model, layers_executed)
         with _job_directory() as own:
@@ -127,12 +145,13 @@ def register(app: typer.Typer) -> None:
                 redundant_experts=redundant_experts,
                 check_memory=memory_check,
                 sampling=SamplingParams(temperature, top_p=top_p),
+                schedule="" if fixed is None else str(place),
             )
-            plan = plan_replay(job, config, lines, time_scale, max_output)
+            plan = plan_replay(job, config, lines, time_scale, max_output, fixed, compared)
             if show_placement:
                 Console().print(placement_table(plan.placement))
             _open_model(job, config, is_made=model is None)
-            running = Running(transport, check_reference, progress, trace_out)
+            running = Running(transport, check_reference, progress, trace_out, schedule_out)
             if prepare is not None:
                 prepared.write(plan, place, machine_config(plan, place, running))
                 return 0
@@ -214,7 +233,10 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[
                 raise SuperpodError(f"the reference ended with exit code {reference.exitcode}")
     answers = read_reference(directory) if running.check_reference else None
     machine = json.loads((directory / "machine.json").read_text())
-    result = merge(plan, read_results(directory), machine, answers)
+    results = read_results(directory)
+    result = merge(plan, results, machine, answers)
+    if running.schedule_out is not None:
+        recorded_schedule(plan, results).write(running.schedule_out)
     return result | {"host": _host(job, machine)}
 
 

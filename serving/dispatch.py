@@ -42,10 +42,16 @@ class Dispatcher:
     Args:
         specs: in order of arrival.
         is_refused: whether a request can never be served (it is handed out, to fail, but brings no load).
+        ranks: the rank of each request where that is settled already; None: the least loaded one.
     """
 
-    def __init__(self, specs: Sequence[RequestSpec], is_refused: Callable[[RequestSpec], bool]) -> None:
-        self._specs = specs
+    def __init__(
+        self,
+        specs: Sequence[RequestSpec],
+        is_refused: Callable[[RequestSpec], bool],
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        self._specs, self._ranks = specs, ranks
         self._is_refused = is_refused
         self._next = 0
 
@@ -65,7 +71,7 @@ class Dispatcher:
         assigned = []
         while (arrival := self.next_arrival_ps) is not None and arrival <= now_ps:
             spec = self._specs[self._next]
-            rank = int(np.argmin(loads))
+            rank = int(np.argmin(loads)) if self._ranks is None else self._ranks[self._next]
             if not self._is_refused(spec):
                 loads[rank] += spec.priced_total
             assigned.append((rank, spec))

@@ -70,6 +70,8 @@ class RankRecord:
     """Virtual time without work in the whole pod, part of `waiting`."""
     requests: list[Request] = field(default_factory=list)
     logits: dict[int, Any] = field(default_factory=dict)
+    schedule: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(step, request, tokens, priced tokens) of every segment computed here."""
 
     def as_dict(self, rank: int, end_ps: int) -> dict[str, Any]:
         return {
@@ -80,6 +82,7 @@ class RankRecord:
             "time_ps": self.time.ps,
             "work": asdict(self.work),
             "requests": [self._request(request) for request in self.requests],
+            "schedule": self.schedule,
         }
 
     def _request(self, request: Request) -> dict[str, Any]:
@@ -162,7 +165,7 @@ class ServingEngine:
             self._forward.idle()
             return
         logits = self._forward.step(segments)
-        self._count(segments)
+        self._note(segments)
         self._scheduler.complete(segments)
         sampled = [segment.request for segment in segments if segment.samples]
         for request, row in zip(sampled, logits, strict=True):
@@ -176,6 +179,10 @@ class ServingEngine:
         digest.update(row.numpy().tobytes())
         request.append_output(self._sampler(row, request.spec, len(request.outputs)), self._clock.now_ps)
 
-    def _count(self, segments: Sequence[Segment]) -> None:
+    def _note(self, segments: Sequence[Segment]) -> None:
+        step = self._record.steps - 1
+        for segment in segments:
+            request_id = segment.request.spec.request_id
+            self._record.schedule.append((step, request_id, segment.count, segment.priced_count))
         self._record.work.functional_tokens += sum(segment.count for segment in segments)
         self._record.work.priced_tokens += sum(segment.priced_count for segment in segments)

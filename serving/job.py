@@ -40,7 +40,7 @@ class ReplayJob:
 
     batched_tokens: priced tokens a rank may compute in a step. max_seqs: requests a rank runs at once.
     priced_context: longest prompt plus output of the priced model. check_memory: refuse to run where a die at
-    priced size has no room.
+    priced size has no room. schedule: directory of the schedule to follow (`write_schedule`); empty: live.
     """
 
     model_dir: str
@@ -57,6 +57,7 @@ class ReplayJob:
     priced_context: int = PRICED_CONTEXT
     check_memory: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    schedule: str = ""
 
     @staticmethod
     def read(directory: str | Path) -> ReplayJob:
@@ -101,6 +102,21 @@ def read_requests(directory: str | Path) -> list[RequestSpec]:
         fields["truncated"] = bool(fields["truncated"])
         specs.append(RequestSpec(request_id=request_id, prompt=prompt, **fields))
     return specs
+
+
+def write_schedule(directory: str | Path, assigned: NDArray[np.int32], rows: NDArray[np.int32]) -> None:
+    """Write the schedule the ranks follow: the rank of each request int32[K], and rows int32[N, 5] (see
+    `serving.schedule`)."""
+    np.save(Path(directory) / "assigned.npy", assigned)
+    np.save(Path(directory) / "schedule.npy", rows)
+
+
+def read_schedule(directory: str | Path) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """What `write_schedule` wrote, memory-mapped."""
+    assigned, rows = (
+        np.load(Path(directory) / name, mmap_mode="r") for name in ("assigned.npy", "schedule.npy")
+    )
+    return assigned, rows
 
 
 def append_result(directory: str | Path, result: dict[str, Any]) -> None:

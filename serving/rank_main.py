@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import emulator
 from serving.charges import Charges, kv_capacity, plan_layers
-from serving.dispatch import Dispatcher
 from serving.engine import RankRecord, ServingEngine
+from serving.fixed import deciders
 from serving.forward import Forward
 from serving.job import Progress, ReplayJob, append_result, read_requests
 from serving.limits import exchange_sizes, job_limits, job_placement
@@ -19,7 +19,6 @@ from serving.model.model import load_model
 from serving.model.sampling import sample
 from serving.pricing import PricedModel
 from serving.request import RequestSpec
-from serving.scheduler import Scheduler
 
 
 class _Housekeeping:
@@ -73,13 +72,14 @@ def build(
     link = PodLink(device, placement, config.hidden_size, top_k, sizes, record)
     plans = plan_layers(config, priced)
     forward = Forward(device.rank, device, model, plans, charges, placement, link, kv, record.time)
+    scheduler, dispatcher = deciders(job, specs, limits, device.rank)
     engine = ServingEngine(
         rank=device.rank,
         clock=device,
         status=PodStatus(device, record),
         forward=forward,
-        scheduler=Scheduler(limits),
-        dispatcher=Dispatcher(specs, lambda spec: limits.refusal(spec) is not None),
+        scheduler=scheduler,
+        dispatcher=dispatcher,
         sampler=lambda logits, spec, position: sample(logits, job.sampling, spec.seed, 0, position),
         record=record,
         progress=_Housekeeping(progress, device.rank),

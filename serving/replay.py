@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from emulator.profile import Profile, load_profile
 from emulator.topology import Topology
 from serving.charges import LayerPlan, check_batch, kv_capacity, plan_layers
-from serving.job import ReplayJob, write_requests
+from serving.job import ReplayJob, write_requests, write_schedule
 from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes, touched_bytes
 from serving.model.config import ModelConfig
 from serving.placement import Placement
@@ -24,6 +24,7 @@ from serving.report import (
     virtual_result,
 )
 from serving.request import RequestSpec
+from serving.schedule import Schedule, check_identity, compare, identify, record, rehearse
 from serving.scheduler import SchedulerLimits
 from serving.tables import bytes_by_class
 from serving.traces import TraceRequest
@@ -45,6 +46,12 @@ class Replay:
     """Heap, managed and staging bytes of a rank, as `emulator.init` takes them."""
     touched_bytes: int
     """Shared memory a rank is expected to write."""
+    identity: dict[str, Any]
+    """What a schedule of this replay belongs to (`serving.schedule.identify`)."""
+    fixed: Schedule | None = None
+    """The schedule to follow; then all requests are there at virtual time 0."""
+    compared: Schedule | None = None
+    """The schedule to compare with."""
 
 
 def plan_replay(
@@ -53,12 +60,15 @@ def plan_replay(
     trace: Sequence[TraceRequest],
     time_scale: float,
     max_output: int | None,
+    fixed: Schedule | None = None,
+    compared: Schedule | None = None,
 ) -> Replay:
     """Check a job against its machine, models and workload.
 
     Raises:
         UsageError: unknown profile key, more ranks than the pod has, another routing shape than the priced
-            model's, a die too small at priced size, a budget below the token scale, …
+            model's, a die too small at priced size, a budget below the token scale, a schedule (to follow, or
+            to compare with) of another run, …
     """
     profile = load_profile(job.profile, job.overrides)
     Topology.from_profile(profile, job.num_ranks)
@@ -75,13 +85,48 @@ def plan_replay(
         sizes, top_k + placement.shared_placed, config.hidden_size, placement.slots_per_rank
     )
     touched = touched_bytes(sizes, config.hidden_size, placement.slots_per_rank)
-    return Replay(job, specs, profile, priced, placement, limits, plans, memory, touched)
+    identity = identify(config, specs, _settings(job))
+    for schedule in (fixed, compared):
+        if schedule is not None:
+            check_identity(schedule, identity)
+    if fixed is not None:
+        rehearse(fixed, specs, limits, job.num_ranks)
+        specs = [replace(spec, arrival_ps=0) for spec in specs]
+    parts = (profile, priced, placement, limits, plans, memory, touched, identity)
+    return Replay(job, specs, *parts, fixed, compared)
+
+
+def _settings(job: ReplayJob) -> dict[str, int]:
+    """What of a job decides its schedule, beside model and workload."""
+    return {
+        "ranks": job.num_ranks,
+        "seed": job.seed,
+        "token_scale": job.token_scale,
+        "batched_tokens": job.batched_tokens,
+        "max_seqs": job.max_seqs,
+    }
 
 
 def write_replay(replay: Replay, directory: str | Path) -> None:
     """Write what the ranks read."""
     replay.job.write(directory)
     write_requests(directory, replay.specs)
+    if replay.fixed is not None:
+        write_schedule(directory, replay.fixed.assigned, replay.fixed.rows)
+
+
+def recorded_schedule(replay: Replay, results: Sequence[Mapping[str, Any]]) -> Schedule:
+    """The schedule of a replay that has run."""
+    last = max((r["times_ps"][-1] for rank in results for r in rank["requests"] if r["times_ps"]), default=0)
+    return record(results, replay.identity, replay.profile, replay.specs, last)
+
+
+def _schedule_facts(replay: Replay, schedule: Schedule) -> dict[str, Any]:
+    return {
+        "followed": None if replay.fixed is None else replay.fixed.name,
+        "sha256": schedule.sha256,
+        "compared": None if replay.compared is None else compare(schedule, replay.compared),
+    }
 
 
 def merge(
@@ -100,6 +145,9 @@ def merge(
     differing = None if reference is None else equal_to_reference(endings, reference)
     if differing is not None:
         invariants["tokens_equal_reference"] = not differing
+    schedule = recorded_schedule(replay, results)
+    if replay.fixed is not None:
+        invariants["schedule_followed"] = schedule.sha256 == replay.fixed.sha256
     ports = dict(zip(("egress port", "ingress port", "local copies"), machine["busy_ps"], strict=True))
     return {
         **result,
@@ -110,6 +158,7 @@ def merge(
         "trace_sha256": machine["trace_sha256"],
         "bytes_by_class": bytes_by_class(machine["bytes_by_class"]),
         "bottleneck": binding_resource(results, ports),
+        "schedule": _schedule_facts(replay, schedule),
         "invariants": invariants,
         "labels": _labels(replay),
         "configuration": _configuration(replay),
@@ -126,6 +175,8 @@ def _labels(replay: Replay) -> dict[str, Any]:
     ]
     if replay.job.token_scale > 1:
         notes.append(f"a prompt token computed stands for up to {replay.job.token_scale} priced ones")
+    if replay.fixed is not None:
+        notes.append("the schedule is a recorded one: every request counts as there at virtual time 0")
     if not replay.job.check_memory:
         notes.append("the memory of a die at priced size was not checked")
     return {**Counter(entry.label for entry in entries), "notes": notes}

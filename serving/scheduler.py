@@ -121,7 +121,7 @@ class Scheduler:
         segments = []
         for request in self.running:
             if not request.in_prefill:
-                segments.append(_decode_segment(request))
+                segments.append(make_segment(request, 1))
         segments = segments[:budget]
         budget -= len(segments)
         for request in self.running:
@@ -148,22 +148,34 @@ class Scheduler:
             self.running = [request for request in self.running if not request.is_done]
         return ended
 
-    def _admit(self) -> None:
+    def has_room(self, spec: RequestSpec) -> bool:
+        """Whether the KV of a request's whole life is free."""
         limits = self.limits
-        while self.waiting and len(self.running) < limits.max_seqs:
-            spec = self.waiting[0].spec
-            if self.kv_blocks_used + limits.blocks(spec) > limits.kv_blocks:
+        if self.kv_blocks_used + limits.blocks(spec) > limits.kv_blocks:
+            return False
+        return self.priced_kv_used + spec.priced_total <= limits.priced_kv_tokens
+
+    def admit(self, request: Request) -> None:
+        """Let a request run; its KV counts as used from now on."""
+        self.kv_blocks_used += self.limits.blocks(request.spec)
+        self.priced_kv_used += request.spec.priced_total
+        self.running.append(request)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.limits.max_seqs:
+            if not self.has_room(self.waiting[0].spec):
                 return
-            if self.priced_kv_used + spec.priced_total > limits.priced_kv_tokens:
-                return
-            self.kv_blocks_used += limits.blocks(spec)
-            self.priced_kv_used += spec.priced_total
-            self.running.append(self.waiting.popleft())
+            self.admit(self.waiting.popleft())
 
 
-def _decode_segment(request: Request) -> Segment:
-    start = request.num_computed
-    return Segment(request, start, 1, request.spec.priced_position(start), 1, samples=True, decode=True)
+def make_segment(request: Request, count: int) -> Segment:
+    """The next `count` tokens of a request (of its prompt, or one generated token)."""
+    spec, start = request.spec, request.num_computed
+    decode, end = not request.in_prefill, start + count
+    priced_start = spec.priced_position(start)
+    priced_count = spec.priced_position(end) - priced_start
+    samples = decode or end == spec.prompt_tokens
+    return Segment(request, start, count, priced_start, priced_count, samples, decode)
 
 
 def _prefill_segment(request: Request, budget: int) -> Segment | None:
@@ -175,10 +187,4 @@ def _prefill_segment(request: Request, budget: int) -> Segment | None:
         count = spec.prompt_tokens - start
     else:
         count = budget // spec.scale
-    if count < 1:
-        return None
-    end = start + count
-    priced_count = spec.priced_position(end) - priced_start
-    return Segment(
-        request, start, count, priced_start, priced_count, samples=end == spec.prompt_tokens, decode=False
-    )
+    return make_segment(request, count) if count >= 1 else None

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from serving.ledger import BUCKETS
 from serving.placement import EMPTY, Placement, home_rank
+from serving.schedule import describe
 
 _METRICS = (
     ("ttft_ms", "Time to first token"),
@@ -77,6 +78,8 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
     table.add_row("Tokens and logits equal reference", _verdict(result["tokens_equal_reference"]))
     broken = [name for name, holds in result["invariants"].items() if not holds]
     table.add_row("Invariants", f"BROKEN: {', '.join(broken)}" if broken else "all hold")
+    for name, text in _schedule_rows(result["schedule"]):
+        table.add_row(name, text)
     table.add_row("Trace", result["trace_sha256"][:16])
     table.add_section()
     host = result["host"]
@@ -84,6 +87,16 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
         table.add_row("Wall time (start-up)", f"{host['wall_s']:.1f} s ({host['startup_wall_s']:.1f} s)")
         table.add_row("Peak memory of all processes", f"{host['pss_gb']:.2f} GB")
     return table
+
+
+def _schedule_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [] if facts["followed"] is None else [("Schedule followed", str(facts["followed"]))]
+    compared = facts["compared"]
+    if compared is not None:
+        rows.append(("Schedule compared with", f"{compared['with']} ({compared['duration_s']:.6f} s)"))
+        rows.append(("First differing decision", describe(compared["first_difference"])))
+        rows.append(("Anomaly", compared["anomaly"] or "none"))
+    return rows
 
 
 def _verdict(value: bool | None) -> str:

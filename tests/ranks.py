@@ -10,7 +10,7 @@
 The program is text (or a path); `report(**values)` in it hands JSON values back, one dict a rank, the later
 call winning. `result.result` is the run's own result, with `trace_sha256`. Launchers: "fork" (what `superpod
 run` does, with any configuration), "cli" (`superpod run` itself), "rank" (`mpirun superpod-rank`), "plain"
-(`mpirun python`); "auto" takes the fork server where it works.
+(`mpirun python`); "auto" takes the shared fork server where it works.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def run_ranks(
         environ = {**os.environ, **(env or {}), "RANKS_OUT": folder, "SUPERPOD_CONFIG": json.dumps(given)}
         environ["PATH"] = f"{BIN}:{environ['PATH']}"
         environ["PYTHONPATH"] = f"{ROOT}:{environ.get('PYTHONPATH', '')}"
-        command = _command(_launcher(launcher), num_ranks, path, args, options)
+        how = _launcher(launcher, bool(config.get("keep_going")))
+        command = _command(how, num_ranks, path, args, options)
         ran = _run(command, environ, timeout_s)
         reports = {int(p.stem): json.loads(p.read_text()) for p in Path(folder).glob("[0-9]*.json")}
         ran.reports = dict(sorted(reports.items()))
@@ -105,8 +106,13 @@ def _program_file(program: str | Path, folder: Path) -> Path:
     return path
 
 
-def _launcher(name: str) -> str:
-    return ("fork" if fork_server_works() else "plain") if name == "auto" else name
+def _launcher(name: str, keep_going: bool = False) -> str:
+    """For "auto": the shared fork server imports torch once for many tests; it serves no keep-going run."""
+    if name != "auto":
+        return name
+    if not fork_server_works():
+        return "plain"
+    return "fork" if keep_going else "rank"
 
 
 def _command(

@@ -5,6 +5,7 @@ noticed.
 """
 
 import importlib
+import os
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -79,9 +80,14 @@ def main(argv: list[str] | None = None) -> int:
     except _ParserError as e:
         context = getattr(e, "ctx", None)
         where = f" (see {context.command_path} --help)" if context else ""
+        if not e.format_message():  # no arguments at all: the help has been shown
+            return USAGE_EXIT
         return _complain(e.format_message() + where)
     except typer.Abort:
         return 130
+    except BrokenPipeError:  # whoever read our tables has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except SuperpodError as e:
         print(f"superpod: {type(e).__name__}: {e}", file=sys.stderr)
         return 1

@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 def make_checkpoint_command(
     directory: Annotated[Path, typer.Argument(help="Where to write config.json and the tensors.")],
     preset: Annotated[str, typer.Option(help="mini routes as DeepSeek-R1 does; tiny is for tests.")] = "mini",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
     balance_router: Annotated[
         bool, typer.Option("--balance-router", help="Set the router's bias so that expert loads are even.")
     ] = False,

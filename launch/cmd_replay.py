@@ -24,7 +24,7 @@ from rich.console import Console
 
 from emulator.errors import SuperpodError, UsageError
 from launch import osproc, paths, prepared, run
-from launch.cmd_run import check_choice, check_pod, check_writable, parse_set
+from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.replay_progress import replay_progress
 from serving.job import ReplayJob, read_results
 from serving.model import ModelConfig, SamplingParams, load_model, make_checkpoint, preset_config
@@ -73,7 +73,7 @@ def register(app: typer.Typer) -> None:
         ] = 1,
         max_output: Annotated[int | None, typer.Option(help="Most output tokens of a request.")] = None,
         time_scale: Annotated[float, typer.Option(help="Arrivals so many times as fast.")] = 1.0,
-        seed: Annotated[int, typer.Option(help="Of contents, samplers and the made model.")] = 0,
+        seed: Annotated[int, typer.Option(min=0, help="Of contents, samplers and the made model.")] = 0,
         temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
         top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps all.")] = 1.0,
         check_reference: Annotated[
@@ -121,7 +121,8 @@ def register(app: typer.Typer) -> None:
         check_choice("--transport", transport, ("shared", "rma"))
         settings = parse_set(overrides or [])
         check_pod(num_ranks, pod, settings)
-        for option, path in (("--json", json_out), ("--schedule-out", schedule_out)):
+        outputs = (("--json", json_out), ("--trace-out", trace_out), ("--schedule-out", schedule_out))
+        for option, path in outputs:
             check_writable(option, path)
         if prepare is not None and schedule_out is not None:
             raise UsageError("--schedule-out: a prepared replay records no schedule; leave out --prepare")
@@ -299,7 +300,7 @@ def tell(result: Mapping[str, Any], json_out: Path | None) -> int:
     console.print(serving_table(result))
     console.print(emulator_table(result))
     if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=2) + "\n")
+        write_out("--json", json_out, json.dumps(result, indent=2) + "\n")
     broken = [name for name, holds in result["invariants"].items() if not holds]
     for name in broken:
         print(f"superpod: broken: {name}", file=sys.stderr)

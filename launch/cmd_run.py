@@ -34,8 +34,22 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
 
 def check_writable(option: str, path: Path | None) -> None:
     """Make sure a file can be written at the end of a run. Raises UsageError."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: that is a directory; name a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{option} {path}: cannot write a file there")
+
+
+def write_out(option: str, path: Path, text: str) -> None:
+    """Write a result at the end of a run. Raises UsageError, of a full disk for instance."""
+    try:
+        path.write_text(text)
+    except OSError as e:
+        raise UsageError(f"{option} {path}: cannot be written: {e.strerror}") from None
 
 
 def check_clock(value: str) -> None:
@@ -79,7 +93,7 @@ def run_command(
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
     overrides: Overrides = None,
     clock: Annotated[str, typer.Option(help="Only virtual so far.")] = "virtual",
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Survivors outlive a rank.")] = False,
     trace_out: Annotated[Path | None, typer.Option(help="Write a Perfetto/Chrome trace here.")] = None,
     accelerate: Annotated[bool, typer.Option(help="Answer the start's look-ups from shared memory.")] = True,
@@ -112,5 +126,5 @@ def run_command(
         started_s=run.command_start_s(),
     )
     if json_out is not None:
-        json_out.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+        write_out("--json", json_out, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
     return result.exit_code

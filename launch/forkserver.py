@@ -146,11 +146,11 @@ class Server:
 
     def _start_job(self, namespace: str, hello: wire.Hello, foreign: list[int]) -> _Job:
         num_local = hello.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)
-        table = JobTable(num_local)
         shm = (
             Path(self.shm) if self.shm else paths.SHM / f"superpod-{os.getuid()}-{self.path.stem}-{namespace}"
         )
         paths.private_directory(shm)
+        table = JobTable(num_local, shm)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE)
         server = os.getpid()

@@ -4,9 +4,13 @@ Each rank writes only its own cells, so no lock is needed. Times are CLOCK_BOOTT
 between processes of a host.
 """
 
+import fcntl
 import mmap
+import os
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -28,10 +32,10 @@ class JobStatus:
 
 
 class JobTable:
-    """Table for `num_local` ranks; make it before the first fork."""
+    """Table for `num_local` ranks, whose job has `directory` for its files; make it before the first fork."""
 
-    def __init__(self, num_local: int) -> None:
-        self.num_local = num_local
+    def __init__(self, num_local: int, directory: Path) -> None:
+        self.num_local, self.directory = num_local, directory
         self._map = mmap.mmap(-1, 8 * (_HEAD + 5 * num_local))
         words = np.frombuffer(self._map, np.int64)
         self._head = words[:_HEAD]
@@ -58,6 +62,19 @@ class JobTable:
     def ended(self, local_rank: int) -> None:
         """Note that this rank's process has ended (the template does)."""
         self._ended[local_rank] = 1
+
+    def say_once(self, text: str) -> None:
+        """Print a line on stderr unless another rank of the job has printed the same one."""
+        path = self.directory / f"said-{os.getppid()}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # held while printing: whoever is silent may end the job
+            if text not in path.read_text().splitlines():
+                print(text, file=sys.stderr, flush=True)
+                os.lseek(fd, 0, os.SEEK_END)
+                os.write(fd, f"{text}\n".encode())
+        finally:
+            os.close(fd)
 
     def all_ending(self) -> bool:
         """Tell whether no rank here will do anything more that a finalising rank could help with."""

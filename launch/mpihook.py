@@ -34,7 +34,7 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, module: ModuleType, table: JobTable, local_rank: int) -> None:
         self.module: Any = module
         self._spec = module.__spec__
-        self._table = table
+        self.table = table
         self._local_rank = local_rank
         self._auto_finalize = False
 
@@ -83,7 +83,7 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 return init(*args, **kwargs)
             finally:
                 set_timer_slack(RUNNING_SLACK_NS)
-                self._table.ready(self._local_rank)
+                self.table.ready(self._local_rank)
 
         return wrapped
 
@@ -93,7 +93,7 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             try:
                 if self._meet_at_the_end():
                     finalize()
-                    self._table.finalized(self._local_rank)
+                    self.table.finalized(self._local_rank)
             finally:
                 set_timer_slack(RUNNING_SLACK_NS)
 
@@ -107,10 +107,10 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         MPI would wait for it for ever. They then end without MPI_Finalize, which mpirun accepts in that
         mode.
         """
-        self._table.ending(self._local_rank)
+        self.table.ending(self._local_rank)
         pause_s = 0.005
-        while not self._table.all_ending():
+        while not self.table.all_ending():
             self.module.COMM_WORLD.Iprobe()  # a peer may need our progress to complete what we have sent
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return not self._table.any_lost()
+        return not self.table.any_lost()

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO
 
+from emulator.errors import UsageError
 from launch import osproc
 from launch.mpihook import PreloadedMpi
 from launch.wire import Hello
@@ -27,6 +28,7 @@ from launch.wire import Hello
 OWN_PACKAGES = ("emulator", "memsem", "collectives", "serving")
 """What the fork server imports beside torch, numpy and mpi4py."""
 
+_USAGE_STATUS = 2
 _INSTALLED = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INHERITED_LIMITS = (
     resource.RLIMIT_AS,
@@ -152,6 +154,19 @@ def _report(e: BaseException) -> None:
         traceback.print_exc()
 
 
+def _usage_line(e: UsageError) -> str:
+    """Say what was wrong and where in the caller's own program, in one line."""
+    frames = [
+        f for f in traceback.extract_tb(_own_frames_dropped(e.__traceback__)) if not _is_ours(f.filename)
+    ]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    return f"superpod: error: {where}{' '.join(str(e).split())}"
+
+
+def _is_ours(filename: str) -> bool:
+    return os.path.realpath(filename).startswith(tuple(os.path.join(_INSTALLED, n, "") for n in OWN_PACKAGES))
+
+
 def _exit_status(e: SystemExit) -> int:
     if e.code is None:
         return 0
@@ -161,8 +176,11 @@ def _exit_status(e: SystemExit) -> int:
     return 1
 
 
-def run_program(argv: list[str]) -> tuple[int, bool]:
-    """Run the program to its last line; return its exit status and whether an exception ended it."""
+def run_program(argv: list[str], say: Callable[[str], None]) -> tuple[int, bool]:
+    """Run the program to its last line; return its exit status and whether an exception ended it.
+
+    A UsageError nobody caught is the caller's mistake: one line through `say` instead of a traceback.
+    """
     try:
         _program(argv)()
         return 0, False
@@ -171,6 +189,12 @@ def run_program(argv: list[str]) -> tuple[int, bool]:
     except KeyboardInterrupt as e:
         _report(e)
         return -signal.SIGINT, True
+    except UsageError as e:
+        if sys.excepthook is sys.__excepthook__:
+            say(_usage_line(e))
+        else:
+            _report(e)
+        return _USAGE_STATUS, True
     except BaseException as e:
         _report(e)
         return 1, True
@@ -214,7 +238,7 @@ def become_program(hello: Hello, mpi: PreloadedMpi, on_entered: Callable[[], Non
         mpi.install()
         osproc.set_timer_slack(osproc.RUNNING_SLACK_NS)
         on_entered()
-        status, failed = run_program([os.fsdecode(a) for a in hello.argv])
+        status, failed = run_program([os.fsdecode(a) for a in hello.argv], mpi.table.say_once)
         _shut_down(mpi, failed)
         status = _flush() or status if status == 0 else (_flush(), status)[1]
         if status < 0:

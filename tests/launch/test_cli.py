@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from sandbox import BIN, Sandbox
 
-from launch import cli, run
+from emulator.errors import UsageError
+from launch import cli, cmd_run, run
 
 SUPERPOD = str(BIN / "superpod")
 
@@ -29,6 +30,12 @@ SUPERPOD = str(BIN / "superpod")
         (["run", "-n", "2", "--trace-out", "/nonexistent/t.json", "app.py"], "/nonexistent/t.json"),
         (["run", "-n", "2", "--json", "/nonexistent/r.json", "app.py"], "/nonexistent/r.json"),
         (["run", "-n", "2", "--nosuchoption", "app.py"], "--nosuchoption"),
+        (["run", "-n", "2", "--json", "/tmp", "app.py"], "that is a directory"),
+        (["run", "-n", "2", "--seed", "-1", "app.py"], "'--seed': Input should be greater"),
+        (["replay", "-n", "2", "--seed", "-1"], "'--seed': Input should be greater"),
+        (["replay", "-n", "2", "--trace-out", "/nonexistent/t.json"], "no directory /nonexistent"),
+        (["replay", "-n", "2", "--max-seqs", "0"], "--max-seqs 0 must be at least 1"),
+        (["make-checkpoint", "/nonexistent/m", "--seed", "-1"], "'--seed': Input should be greater"),
         (["nosuchcommand"], "nosuchcommand"),
         (["trace", "diff", "/nonexistent/a", "/nonexistent/b"], "/nonexistent/a"),
     ],
@@ -43,6 +50,18 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert err.startswith("superpod: error: ")
     assert err.count("\n") == 1
     assert expected in err
+
+
+def test_no_arguments_show_the_help_and_no_empty_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage" in out + err
+    assert "error" not in out + err
+
+
+def test_a_result_that_cannot_be_written_is_one_line() -> None:
+    with pytest.raises(UsageError, match="--json /dev/full: cannot be written: No space left"):
+        cmd_run.write_out("--json", Path("/dev/full"), "x" * 100)
 
 
 def test_misuse_of_the_installed_command_leaves_nothing(sandbox: Sandbox) -> None:

@@ -51,7 +51,7 @@ def test_sixty_four_ranks_are_counted_and_weighed(sandbox: Sandbox) -> None:
 
 
 def test_a_table_counts_and_remembers_the_last(tmp_path: Path) -> None:
-    table = JobTable(3)
+    table = JobTable(3, tmp_path)
     assert (table.status().entered, table.status().last_ready_ns) == (0, 0)
     for rank in (2, 0):
         table.entered(rank)
@@ -61,8 +61,8 @@ def test_a_table_counts_and_remembers_the_last(tmp_path: Path) -> None:
     assert status.last_ready_ns >= status.last_entered_ns > 0
 
 
-def test_when_ranks_may_finalize() -> None:
-    table = JobTable(3)
+def test_when_ranks_may_finalize(tmp_path: Path) -> None:
+    table = JobTable(3, tmp_path)
     for rank in range(3):
         table.ready(rank)
     table.ending(0)
@@ -71,7 +71,7 @@ def test_when_ranks_may_finalize() -> None:
     table.ended(2)  # killed: the others need not wait for it, and must not finalise
     assert table.all_ending()
     assert table.any_lost()
-    whole = JobTable(2)
+    whole = JobTable(2, tmp_path)
     for rank in range(2):
         whole.ready(rank)
         whole.ending(rank)

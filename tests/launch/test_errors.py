@@ -1,0 +1,46 @@
+"""What a user sees of errors in a program: the caller's mistake is one line, not a traceback per rank."""
+
+import pytest
+from sandbox import Sandbox
+
+N = 8
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
+
+
+def write(sandbox: Sandbox, text: str, name: str = "program.py") -> str:
+    path = sandbox.pids_dir / name
+    path.write_text(text)
+    return str(path)
+
+
+def errors(text: str) -> list[str]:
+    """The lines of stderr that are not mpirun's notice about an exit status."""
+    return text.split("-----", 1)[0].splitlines()
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_an_uncaught_usage_error_is_one_line_for_all_ranks_and_exit_code_2(
+    sandbox: Sandbox, how: str
+) -> None:
+    program = write(sandbox, "import emulator\n\nemulator.init(heap_bites=4)\n")
+    command = {"superpod": sandbox.superpod, "mpirun": sandbox.forked}[how]
+    result = sandbox.run(command(N, program))
+    assert result.returncode == 2
+    (line,) = errors(result.stderr)
+    assert line.startswith(f"superpod: error: {program}, line 3: ")
+    assert "'heap_bites'; did you mean 'heap_bytes'?" in line
+    sandbox.assert_clean()
+
+
+def test_other_exceptions_keep_their_tracebacks(sandbox: Sandbox) -> None:
+    result = sandbox.run(sandbox.superpod(1, write(sandbox, "import emulator\n1 / 0\n")))
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "ZeroDivisionError" in result.stderr
+
+
+def test_a_hook_of_the_program_gets_its_usage_error(sandbox: Sandbox) -> None:
+    text = "import emulator, sys\nsys.excepthook = lambda *_: print('mine')\nemulator.rank()\n"
+    result = sandbox.run(sandbox.superpod(1, write(sandbox, text)))
+    assert (result.returncode, result.stdout) == (2, "mine\n")
+    assert "superpod: error" not in result.stderr

@@ -56,8 +56,8 @@ def polling(dev: emulator.Device, window: Window) -> int:
 def seen_ps(dev: emulator.Device) -> int:
     """When I see it, counted from when we all began.
 
-    Rank 0 computes and posts one put of 8 bytes after the other, each call longer than a put occupies its port;
-    I look every poll price, and the look that succeeds is one call.
+    Rank 0 computes and posts one put of 8 bytes after the other; a call is longer than a put takes its port.
+    I look every poll price; the look that succeeds is one call.
     """
     machine, me = dev.engine.config, dev.rank
     distance = int(dev.topology.link_class(0, me))

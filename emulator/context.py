@@ -65,7 +65,7 @@ def _open(config: RunConfig, profile: Profile, transport: Transport) -> Device:
     transport.allocate(Sizes(config.heap_bytes, config.managed_bytes, config.staging_bytes, control))
     board = Board(transport.control[block:], transport.num_ranks, config.staging_bytes)
     if transport.rank == 0:
-        transport.control[:] = 0
+        transport.clear_control()
         board.header[Board.HEADER_JOB] = int.from_bytes(os.urandom(7), "little")
         engine_create(transport.control[:block], settings, kind)
     transport.synchronise()

@@ -6,18 +6,15 @@ import ctypes
 from collections.abc import Sequence
 
 import emulator
-from serving.charges import Charges, kv_capacity, plan_layers
+from serving.ahead import common_parts, job_requests
+from serving.charges import Charges
 from serving.engine import RankRecord, ServingEngine
 from serving.fixed import deciders
 from serving.forward import Forward
-from serving.job import Progress, ReplayJob, append_result, read_requests
-from serving.limits import exchange_sizes, job_limits, job_placement
+from serving.job import Progress, ReplayJob, append_result
 from serving.link import PodLink, PodStatus
-from serving.model.config import ModelConfig
 from serving.model.kv_cache import PagedKV
-from serving.model.model import load_model
 from serving.model.sampling import sample
-from serving.pricing import PricedModel
 from serving.request import RequestSpec
 
 
@@ -41,7 +38,7 @@ class _Housekeeping:
 
 def serve(directory: str) -> None:
     """Serve a job's requests as this rank and append this rank's result."""
-    job, specs = ReplayJob.read(directory), read_requests(directory)
+    job, specs = ReplayJob.read(directory), job_requests(directory)
     device = emulator.init()
     progress = Progress(directory, device.num_ranks)
     progress.update(device.rank, 0, 0)
@@ -58,20 +55,16 @@ def build(
     job: ReplayJob, specs: Sequence[RequestSpec], device: emulator.Device, progress: Progress
 ) -> tuple[ServingEngine, RankRecord, PagedKV]:
     """Put one rank's parts together."""
-    config = ModelConfig.from_hf(job.model_dir)
-    priced = PricedModel.load(job.priced_as, device.profile)
-    placement = job_placement(job, config)
-    limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
-    routed = [e for e in placement.experts_on(device.rank) if e < config.n_routed_experts]
-    model = load_model(job.model_dir, routed)
+    common = common_parts(job, specs, device.profile)
+    config, priced, placement, limits = common.config, common.priced, common.placement, common.limits
+    model = common.model
+    model.open_experts(e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
     kv = PagedKV(config, limits.kv_blocks, limits.block_tokens)
     record = RankRecord()
     charges = Charges(priced, device.num_ranks, shared_local=not placement.shared_placed)
     top_k = config.num_experts_per_tok
-    sizes = exchange_sizes(job, limits, placement, top_k, specs)
-    link = PodLink(device, placement, config.hidden_size, top_k, sizes, record)
-    plans = plan_layers(config, priced)
-    forward = Forward(device.rank, device, model, plans, charges, placement, link, kv, record.time)
+    link = PodLink(device, placement, config.hidden_size, top_k, common.sizes, record)
+    forward = Forward(device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank)
     engine = ServingEngine(
         rank=device.rank,

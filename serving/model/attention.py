@@ -75,6 +75,17 @@ class LatentAttention:
         attended = self._core(queries, pages, plan.jobs)
         return self._output(x, attended)[0]
 
+    def prove(self, x: torch.Tensor) -> None:
+        """Prove the functions of rows at the size of x, float32 [n, hidden]."""
+        config = self._config
+        angles = torch.zeros(x.shape[0], 1, config.qk_rope_head_dim)
+        self._project(x, angles, angles)
+        self._output(x, torch.zeros(x.shape[0], config.num_attention_heads, config.kv_lora_rank))
+
+    def prove_blocks(self, batch: int, num_queries: int, num_blocks: int) -> None:
+        """Prove batched attention of `batch` sequences of these extents."""
+        self._core.prove(batch, num_queries, num_blocks)
+
     def _project_rows(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rows:
         """x [s, hidden] to scaled queries [s, heads, row width − 1] and cache rows [s, row width − 1]."""
         config, size = self._config, x.shape[0]
@@ -126,12 +137,17 @@ class _BlockAttention:
         keys = pages.view(pages.shape[0], -1).index_select(0, job.table)
         keys = keys.view(job.num_sequences, -1, self._width)[:, : job.num_blocks * KEY_BLOCK]
         keys = keys.reshape(job.num_sequences * job.num_blocks, KEY_BLOCK, self._width)
-        key = ("attention.blocks", self._heads, self._width, self._rank, *queries.shape[:2], job.num_blocks)
-        if self._proofs.holds(key, lambda: self._prove(queries.shape[0], queries.shape[1], job.num_blocks)):
+        if self.prove(job.num_sequences, job.num_queries, job.num_blocks):
             out = self._batched(queries, keys, job.mask, job.first_masked)
         else:
             out = self._by_tiles(queries, keys, job.mask, job.first_masked)
         return out.reshape(padded, self._heads, self._rank)[:count]
+
+    def prove(self, batch: int, num_queries: int, num_blocks: int) -> bool:
+        """Whether `_batched` equals `_by_tiles` at these extents."""
+        rows = num_queries * self._heads
+        key = ("attention.blocks", self._heads, self._width, self._rank, batch, rows, num_blocks)
+        return self._proofs.holds(key, lambda: self._prove(batch, rows, num_blocks))
 
     def _batched(
         self, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, first_masked: int

@@ -16,7 +16,7 @@ from serving.model.elementwise import sigmoid_, silu_
 from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan
 from serving.model.routing import choose_experts
-from serving.model.rows import Proofs, RowFunction, Rows
+from serving.model.rows import SIZES, Proofs, RowFunction, Rows
 from serving.model.weights import CheckpointFiles
 
 __all__ = ["Layer", "combine_in_order", "gated_mlp"]
@@ -84,10 +84,38 @@ class Layer:
         width = config.moe_intermediate_size * config.n_shared_experts
         self._shared = gated_mlp(config, self._files, f"{prefix}.shared_experts", width, self._proofs)
         self._route = RowFunction("route", self._route_rows, self._proofs)
+        self.open_experts(experts)
+
+    def open_experts(self, experts: Iterable[int]) -> None:
+        """Check the weights of these experts and of no others from now on; nothing to do in a dense layer.
+
+        Raises:
+            UsageError: a tensor is missing, misshapen or cut short.
+        """
+        if not self.is_moe:
+            return
         self._loadable = frozenset(experts)
         for expert in sorted(self._loadable):
-            for name, shape in expert_shapes(config, self.index, expert).items():
+            for name, shape in expert_shapes(self._config, self.index, expert).items():
                 self._files.check(name, shape)
+
+    def prove(self) -> None:
+        """Prove every size of every function of rows of this layer, by using it on zeros (`rows.py`)."""
+        config = self._config
+        for size in SIZES:
+            x = torch.zeros(size, config.hidden_size)
+            self._attention.prove(x)
+            self.norm(x)
+            if self.is_moe:
+                self._expert_function(0)(x)  # experts of one width share their proofs
+                self.route(x)
+                self.shared(x)
+            else:
+                self.dense(x)
+
+    def prove_blocks(self, batch: int, num_queries: int, num_blocks: int) -> None:
+        """Prove attention of `batch` sequences with so many queries over so many key blocks, if needed."""
+        self._attention.prove_blocks(batch, num_queries, num_blocks)
 
     def attention(self, x: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """x + attention(norm(x)), float32 [n, hidden]; writes the cache rows of the plan's tokens."""
@@ -137,6 +165,9 @@ class Layer:
     def _open_expert(self, expert: int) -> RowFunction:
         if expert not in self._loadable:
             raise UsageError(f"layer {self.index}: expert {expert} is not loaded here")
+        return self._expert_function(expert)
+
+    def _expert_function(self, expert: int) -> RowFunction:
         prefix = f"model.layers.{self.index}.mlp.experts.{expert}"
         return gated_mlp(self._config, self._files, prefix, self._config.moe_intermediate_size, self._proofs)
 

@@ -1,5 +1,6 @@
 """A DeepSeek-V3 model on one CPU thread, in float32, in pieces that a serving engine calls in turn."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,12 +11,15 @@ from serving.model.config import ModelConfig
 from serving.model.kv_cache import PagedKV, Segment
 from serving.model.layers import Layer
 from serving.model.norm import RMSNorm
-from serving.model.plan import StepPlan, make_plan
+from serving.model.plan import KEY_BLOCK, TILE_QUERIES, StepPlan, make_plan
 from serving.model.rope import RotaryTables
-from serving.model.rows import Proofs, RowFunction, Rows
+from serving.model.rows import SIZES, Proofs, RowFunction, Rows
 from serving.model.weights import CheckpointFiles
 
 __all__ = ["Model", "load_model"]
+
+_BLOCKS_AHEAD = 8
+"""Sequences of more key blocks than this have their attention proven when they come."""
 
 
 class Model:
@@ -26,7 +30,7 @@ class Model:
         self.files = files
         self.proofs = Proofs()
         self._rotary = RotaryTables(config)
-        chosen = frozenset(experts)
+        chosen = _checked_experts(config, files.directory, experts)
         self.layers = tuple(
             Layer(config, files, index, chosen, self.proofs) for index in range(config.num_hidden_layers)
         )
@@ -40,6 +44,29 @@ class Model:
     def layer(self, index: int) -> Layer:
         """Layer `index`, from 0."""
         return self.layers[index]
+
+    def open_experts(self, experts: Iterable[int]) -> None:
+        """Open these routed experts (logical) in every MoE layer, and no others; as `load_model` does.
+
+        Raises:
+            UsageError: an expert that does not exist, or a tensor of one that is missing or misshapen.
+        """
+        chosen = _checked_experts(self.config, self.files.directory, experts)
+        for layer in self.layers:
+            layer.open_experts(chosen)
+
+    def prove(self, longest: int) -> None:
+        """Prove ahead what serving single sequences of up to `longest` tokens needs (`rows.py`).
+
+        Not necessary: what was not proven ahead is proven when first used.
+        """
+        for size in SIZES:
+            self.logits(torch.zeros(size, self.config.hidden_size))
+        for layer in self.layers:
+            layer.prove()
+        blocks = min(-(-longest // KEY_BLOCK), _BLOCKS_AHEAD)
+        for num_queries, num_blocks in itertools.product((1, *TILE_QUERIES), range(1, blocks + 1)):
+            self.layers[0].prove_blocks(1, num_queries, num_blocks)
 
     def plan(self, segments: Sequence[Segment], kv: PagedKV) -> StepPlan:
         """Work out one step over `segments` (from `kv.append`, each sequence once); used by every layer.
@@ -67,6 +94,16 @@ class Model:
         return (torch.mm(self._norm(x), self._head),)
 
 
+def _checked_experts(config: ModelConfig, directory: Path, experts: Iterable[int]) -> frozenset[int]:
+    chosen = frozenset(experts)
+    for expert in sorted(chosen):
+        if not 0 <= expert < config.n_routed_experts:
+            raise UsageError(
+                f"{directory}: expert {expert} does not exist; there are {config.n_routed_experts}"
+            )
+    return chosen
+
+
 def load_model(directory: str | Path, experts: Iterable[int] | None = None) -> Model:
     """Open a checkpoint directory (`config.json`, safetensors single or sharded).
 
@@ -82,11 +119,6 @@ def load_model(directory: str | Path, experts: Iterable[int] | None = None) -> M
             its file), an unsupported configuration, or an expert that does not exist.
     """
     config = ModelConfig.from_hf(directory)
-    chosen = range(config.n_routed_experts) if experts is None else sorted(set(experts))
-    for expert in chosen:
-        if not 0 <= expert < config.n_routed_experts:
-            raise UsageError(
-                f"{directory}: expert {expert} does not exist; there are {config.n_routed_experts}"
-            )
+    chosen = range(config.n_routed_experts) if experts is None else experts
     torch.set_num_threads(1)
     return Model(config, CheckpointFiles(directory), chosen)

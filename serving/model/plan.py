@@ -15,11 +15,13 @@ from emulator.errors import UsageError
 from serving.model.kv_cache import PagedKV, Segment
 from serving.model.rope import RotaryTables
 
-__all__ = ["KEY_BLOCK", "QUERY_TILE", "AttentionJob", "StepPlan", "make_plan"]
+__all__ = ["KEY_BLOCK", "QUERY_TILE", "TILE_QUERIES", "AttentionJob", "StepPlan", "make_plan"]
 
 KEY_BLOCK = 64
 QUERY_TILE = 8
 _LARGE_QUERY_TILE = 32
+TILE_QUERIES = (QUERY_TILE, _LARGE_QUERY_TILE)
+"""Queries of the tiles a longer segment is cut into."""
 
 
 @dataclass(frozen=True)

@@ -225,19 +225,25 @@ def test_a_killed_rank_ends_the_run_with_exit_code_1(mini_model: str) -> None:
 
 
 def mapping(pattern: str) -> list[int]:
-    """Ranks that map a file: forked processes with a compiled stub or the fork server as parent."""
+    """Ranks that map a file: processes whose parent and grandparent are the fork server's (a job's template,
+    which may map it too, has the command as its grandparent)."""
     found = []
     for path in Path("/proc").glob("[0-9]*/maps"):
         try:
             pid, names = int(path.parent.name), path.read_text()
-            parent = int(path.with_name("stat").read_text().rpartition(")")[2].split()[1])
-            if "forkserver" not in Path(f"/proc/{parent}/cmdline").read_text():
+            parent = parent_of(pid)
+            above = (parent, parent_of(parent))
+            if any("forkserver" not in Path(f"/proc/{p}/cmdline").read_text() for p in above):
                 continue
         except (OSError, ValueError):
             continue
         if any(fnmatch.fnmatch(line.split()[-1], pattern) for line in names.splitlines()):
             found.append(pid)
     return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def holds(name: str) -> bool:

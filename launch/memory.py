@@ -11,7 +11,7 @@ from launch.osproc import descendants
 
 _SLICE = 32
 _LEAST_PAUSE_S = 3.0
-_PAUSE_PER_COST = 25.0
+_PAUSE_PER_COST = 8.0
 
 
 def pss_bytes(pid: int) -> int:

@@ -170,22 +170,6 @@ def test_a_wrong_answer_is_found(tmp_path: Path, trace: str, mini_model: str) ->
     assert result["requests_differing_from_reference"]
 
 
-def test_more_bandwidth_is_never_slower_with_the_schedule_fixed(
-    tmp_path: Path, trace: str, mini_model: str
-) -> None:
-    """All requests at once fix the schedule; then doubling a bandwidth cannot lengthen the run."""
-    at_once = tmp_path / "at_once.jsonl"
-    at_once.write_text(
-        "".join(json.dumps(json.loads(x) | {"timestamp": 0}) + "\n" for x in TRACE.splitlines())
-    )
-    arguments = [*BASE, "-n", "3", "--trace", str(at_once), "--model", mini_model]
-    durations = [
-        run(tmp_path, *arguments, "--set", f"ub.read_intra_gb_per_s={speed}")["virtual_duration_s"]
-        for speed in (41.75, 83.5, 167)
-    ]
-    assert durations[0] > durations[1] > durations[2], durations
-
-
 def test_a_killed_command_leaves_nothing(trace: str, mini_model: str) -> None:
     """kill -9 of the command: ranks, reference, sockets and shared memory go."""
     with tempfile.TemporaryDirectory(prefix="sp", dir="/tmp") as base:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ from emulator.transport import Sizes, Transport
 
 _TRACE_RECORDS = 1 << 14
 _current: list[Device] = []
+_stop_watching: list[Callable[[], None]] = []
+watchers: list[Callable[[Device], Callable[[], None]]] = []
+"""For launchers: called with the device of a run that keeps going, to mark dead whom they see die; each
+returns how to end that."""
 
 
 def init(**cfg: Any) -> Device:
@@ -50,6 +55,8 @@ def init(**cfg: Any) -> Device:
     transport = Transport(config.transport)
     device = _open(config, profile, transport)
     _current.append(device)
+    if config.keep_going:
+        _stop_watching.extend(watch(device) for watch in watchers)
     atexit.register(finalize)
     return device
 
@@ -150,6 +157,8 @@ def finalize() -> dict[str, Any] | None:
     ending = _current.pop()
     ending.finish()
     _wait_for_all(ending)
+    while _stop_watching:
+        _stop_watching.pop()()
     result = run_result(ending) if ending.rank == 0 else None
     if result is not None and ending.config.report is not None:
         Path(ending.config.report).write_text(json.dumps(result, indent=1) + "\n")

@@ -255,10 +255,13 @@ class Device:
         """My heap, uint8; shows the state at my last observation point."""
         return self.transport.own(Area.HEAP)
 
-    def mark_dead(self, rank: int) -> None:
+    def mark_dead(self, rank: int, engine: Engine | None = None) -> None:
         """Make known that `rank` died; safe from any rank, more than once. Puts to it and gets from it raise
-        RankLostError from now on, and nobody waits for it at the end."""
-        self.engine.mark_dead(rank)
+        RankLostError from now on, and nobody waits for it at the end.
+
+        `engine`: a handle of the caller's own, when that is another thread than the rank's.
+        """
+        (engine or self.engine).mark_dead(rank)
         self.board.dead[rank] = self.board.finished[rank] = 1
         self.wake_if_all_ended()
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-_ACCELERATED, _ANSWERS, _REFUTED, _HEAD = 0, 1, 2, 4
+from emulator.futex import wait_while, wake_all
+
+_ACCELERATED, _ANSWERS, _REFUTED, _ENDS, _HEAD = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class JobTable:
         self._map = mmap.mmap(-1, 8 * (_HEAD + 5 * num_local))
         words = np.frombuffer(self._map, np.int64)
         self._head = words[:_HEAD]
+        self._ends = self._head[_ENDS : _ENDS + 1].view(np.int32)[:1]
         self._entered, self._ready, self._ending, self._finalized, self._ended = words[_HEAD:].reshape(
             5, num_local
         )
@@ -62,6 +65,16 @@ class JobTable:
     def ended(self, local_rank: int) -> None:
         """Note that this rank's process has ended (the template does)."""
         self._ended[local_rank] = 1
+        self._ends += 1
+        wake_all(self._ends)
+
+    def ends(self) -> tuple[int, list[int]]:
+        """Return a number for `wait_for_end`, and the local ranks that have ended."""
+        return int(self._ends[0]), np.flatnonzero(self._ended).tolist()
+
+    def wait_for_end(self, events: int) -> None:
+        """Sleep until another rank ends than those `ends()` told with that number."""
+        wait_while(self._ends, events)
 
     def say_once(self, text: str) -> None:
         """Print a line on stderr unless another rank of the job has printed the same one."""

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from emulator.errors import UsageError
 from launch import osproc
+from launch.jobtable import JobTable
 from launch.mpihook import PreloadedMpi
 from launch.wire import Hello
 
@@ -229,6 +230,19 @@ def _flush() -> int:
     return status
 
 
+def _watch_if_wanted(table: JobTable) -> None:
+    """Let a run that keeps going learn of deaths."""
+
+    def start(device: Any) -> Callable[[], None]:
+        from launch.watch import DeathWatch
+
+        return DeathWatch(device, table).stop
+
+    context = sys.modules.get("emulator.context")
+    if context is not None:
+        context.watchers.append(start)
+
+
 def become_program(hello: Hello, mpi: PreloadedMpi, on_entered: Callable[[], None]) -> None:
     """Run the program and end the process. Never returns."""
     status = 1
@@ -236,6 +250,7 @@ def become_program(hello: Hello, mpi: PreloadedMpi, on_entered: Callable[[], Non
         open_standard_files()
         sys.orig_argv = [sys.executable, *(os.fsdecode(a) for a in hello.argv)]
         mpi.install()
+        _watch_if_wanted(mpi.table)
         osproc.set_timer_slack(osproc.RUNNING_SLACK_NS)
         on_entered()
         status, failed = run_program([os.fsdecode(a) for a in hello.argv], mpi.table.say_once)

@@ -44,3 +44,40 @@ def test_a_hook_of_the_program_gets_its_usage_error(sandbox: Sandbox) -> None:
     result = sandbox.run(sandbox.superpod(1, write(sandbox, text)))
     assert (result.returncode, result.stdout) == (2, "mine\n")
     assert "superpod: error" not in result.stderr
+
+
+LOST = """
+import os, signal, sys, time
+import numpy as np
+import emulator
+from emulator.errors import RankLostError
+from memsem import Window
+
+device = emulator.init()
+window = Window.create(4, np.int64)
+emulator.barrier()
+if device.rank == 3:
+    time.sleep(0.5)  # by then the others are blocked
+    how = sys.argv[1]
+    os._exit(0) if how == "exit" else os.kill(os.getpid(), signal.SIGKILL)
+try:
+    if device.rank % 2:
+        window.signal_wait_until(0, "eq", 1)
+    else:
+        emulator.barrier()
+except RankLostError as error:
+    print(f"rank {device.rank} lost {list(error.ranks)}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--transport", "rma")])
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_survivors_blocked_on_a_dead_rank_are_told(
+    sandbox: Sandbox, how: str, options: tuple[str, ...]
+) -> None:
+    command = sandbox.superpod(N, write(sandbox, LOST), how, options=("--keep-going", *options))
+    result = sandbox.run(command, timeout=60)
+    assert sorted(result.stdout.splitlines()) == [f"rank {r} lost [3]" for r in range(N) if r != 3], (
+        result.stderr
+    )
+    sandbox.assert_clean()

@@ -98,6 +98,13 @@ def read_config(
     return RunConfig(**{key: _typed(key, value) for key, value in merged.items()})
 
 
+def environment_config(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the keys `SUPERPOD_CONFIG` gives. Raises: UsageError, as `read_config` does."""
+    values = _parse((os.environ if environ is None else environ).get(ENVIRONMENT_KEY, ""))
+    RunConfig(**{key: _typed(key, value) for key, value in values.items()})
+    return values
+
+
 def read_jitter(environ: Mapping[str, str] | None = None) -> tuple[float, int, int] | None:
     """Probability, longest sleep in host µs and seed of the sleeps asked for; None without.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from emulator.config import environment_config
 from emulator.errors import UsageError
 from launch import run
 
@@ -73,6 +74,23 @@ def check_pod(num_ranks: int, pod: str, overrides: dict[str, str]) -> None:
         raise UsageError(f"-n {num_ranks}: pod {pod} has {dies} dies, one rank each")
 
 
+_KEYS = {"pod": "profile"}
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def merged_config(options: dict[str, Any], settings: dict[str, str], given: set[str]) -> dict[str, Any]:
+    """Return the run's configuration: options given on the command line, then `SUPERPOD_CONFIG`, then the
+    options' defaults; `set` key by key. Raises UsageError for a bad `SUPERPOD_CONFIG`."""
+    environment = environment_config()
+    said = {key: value for key, value in options.items() if key in given}
+    overrides = {**environment.get("set", {}), **settings}
+    return {**options, **environment, **said, "set": overrides}
+
+
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
     app.command("run", context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run_command)
@@ -84,6 +102,7 @@ Overrides = Annotated[
 
 
 def run_command(
+    context: typer.Context,
     num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies) to start.")],
     program: Annotated[
         list[str] | None, typer.Argument(metavar="PROGRAM ARGS…", help="A script with its arguments.")
@@ -109,16 +128,19 @@ def run_command(
         raise UsageError("superpod run: name a program, e.g. superpod run -n 16 app.py")
     check_clock(clock)
     check_choice("--transport", transport, ("shared", "rma"))
-    settings = parse_set(overrides or [])
+    config = merged_config(
+        {"profile": pod, "transport": transport, "seed": seed, "keep_going": keep_going},
+        parse_set(overrides or []),
+        given={_KEYS.get(name, name) for name in context.params if _is_given(context, name)},
+    )
     check_writable("--trace-out", trace_out)
     check_writable("--json", json_out)
-    check_pod(num_ranks, pod, settings)
-    config: dict[str, Any] = {"profile": pod, "set": settings, "transport": transport, "seed": seed}
+    check_pod(num_ranks, config["profile"], config["set"])
     result = run.run_job(
         num_ranks,
         argv,
-        config | {"keep_going": keep_going},
-        keep_going=keep_going,
+        config,
+        keep_going=config["keep_going"],
         accelerate=accelerate,
         progress=progress,
         trace_out=trace_out,

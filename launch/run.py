@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from emulator.config import environment_config
 from emulator.errors import UsageError
 from launch import limits, mpirun, osproc, paths, tracefile
 from launch.jobtable import JobStatus
@@ -217,7 +218,8 @@ def run_job(
     Args:
         num_ranks: ranks to start, at least 1.
         argv: program and arguments, as after `python`.
-        config: what every rank finds as JSON in `SUPERPOD_CONFIG`.
+        config: what every rank finds as JSON in `SUPERPOD_CONFIG`, on top of what the caller's environment
+            has there.
         keep_going: let the others go on when a rank dies.
         accelerate: use the accelerated start where it is proven.
         progress: show the progress line even if stderr is no terminal.
@@ -232,12 +234,15 @@ def run_job(
         How it went; a failed program is no exception.
 
     Raises:
-        UsageError: too few resources, no mpirun, or no place for the run's directories.
+        UsageError: too few resources, no mpirun, no place for the run's directories, or a bad
+            `SUPERPOD_CONFIG`.
     """
     begin = time.clock_gettime(time.CLOCK_BOOTTIME)
+    env = dict(os.environ if environment is None else environment)
+    if config is not None:
+        config = {**environment_config(env), **config}
     check_start(num_ranks, rank_bytes, shm_bytes)
     limits.raise_file_limit()
-    env = dict(os.environ if environment is None else environment)
     if not accelerate:
         env["SUPERPOD_ACCELERATE"] = "0"
     try:

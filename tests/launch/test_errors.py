@@ -3,6 +3,9 @@
 import pytest
 from sandbox import Sandbox
 
+from emulator.errors import UsageError
+from launch.cmd_run import merged_config
+
 N = 8
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
 
@@ -80,4 +83,30 @@ def test_survivors_blocked_on_a_dead_rank_are_told(
     assert sorted(result.stdout.splitlines()) == [f"rank {r} lost [3]" for r in range(N) if r != 3], (
         result.stderr
     )
+    sandbox.assert_clean()
+
+
+def test_the_configuration_in_the_environment_is_kept_and_options_win(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"profile": "cloudmatrix384", "transport": "shared", "seed": 0}
+    ours = '{"transport": "rma", "seed": 5, "heap_bytes": 8192, "set": {"ub.latency_inter_us": 4, "a": 1}}'
+    monkeypatch.setenv("SUPERPOD_CONFIG", ours)
+    assert merged_config({**options, "seed": 7}, {"a": "2"}, given={"seed"}) == {
+        "profile": "cloudmatrix384",
+        "transport": "rma",
+        "seed": 7,
+        "heap_bytes": 8192,
+        "set": {"ub.latency_inter_us": 4, "a": "2"},
+    }
+    monkeypatch.setenv("SUPERPOD_CONFIG", '{"heap_bites": 1}')
+    with pytest.raises(UsageError, match="did you mean 'heap_bytes'"):
+        merged_config(options, {}, given=set())
+
+
+def test_a_run_uses_the_configuration_in_the_environment(sandbox: Sandbox) -> None:
+    text = "import emulator\nc = emulator.init().config\nprint(c.heap_bytes, c.transport, c.seed)\n"
+    command = sandbox.superpod(1, write(sandbox, text), options=("--seed", "7"))
+    ours = {"SUPERPOD_CONFIG": '{"heap_bytes": 8192, "transport": "rma", "seed": 5}'}
+    assert sandbox.run(command, env=ours).stdout == "8192 rma 7\n"
     sandbox.assert_clean()

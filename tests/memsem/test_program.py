@@ -178,4 +178,5 @@ emulator.init(heap_bytes=1 << 42)
 
 def test_too_little_shared_memory_is_said_with_numbers():
     ran = run_ranks(2, NO_ROOM, check=False)
-    assert ran.code and "UsageError: /dev/shm has" in ran.stderr and "lower heap_bytes" in ran.stderr
+    assert ran.code == 2 and "error: " in ran.stderr
+    assert "/dev/shm has" in ran.stderr and "lower heap_bytes" in ran.stderr

@@ -17,7 +17,7 @@ in key order. Who executes the entries:
 Design note, a full pool. Data may not be applied before it is final, and it may become final only after
 the poster itself has gone on (sixty-four puts of 16 MB to a rank that waits for the poster's later
 signal). A poster that slept until there is room could therefore sleep for ever, or would put the pool's
-size into virtual time. So it spills: the bytes go to a file of the operation's own in `/dev/shm`, its
+size into virtual time. So it spills: the bytes go to a file of the operation's own in shared memory, its
 name carries the run's id, and it is unlinked when it is applied, or at the end. The pool bounds resident
 memory in the usual case and never shows in virtual time.
 """
@@ -37,7 +37,9 @@ from emulator.engine.api import LOG_PUT, Engine, LogRef
 from emulator.errors import UsageError
 from emulator.transport import Area, Bytes, Transport
 
-SPILL_FOLDER = "/dev/shm"
+MPI_SEGMENTS = "OMPI_MCA_osc_sm_backing_directory"
+"""Where MPI keeps its shared segments: a launcher sets it to the job's own directory, which it removes
+however the job ends. Spill files go there too; without it, to `/dev/shm`."""
 
 
 class LogEntry(NamedTuple):
@@ -63,6 +65,7 @@ class Memory:
         self._state = board.state
         self._next_op = 1
         self._spills: set[str] = set()
+        self._folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
         self._gets: dict[int, tuple[int, LogRef]] = {}
 
     # --- observation points -----------------------------------------------------------------------------
@@ -268,7 +271,7 @@ class Memory:
     # --- spill files ------------------------------------------------------------------------------------
 
     def _spill_path(self, poster: int, op_id: int) -> str:
-        return f"{SPILL_FOLDER}/superpod-{self._board.header[Board.HEADER_JOB]:016x}-spill-{poster}-{op_id}"
+        return f"{self._folder}/superpod-{self._board.header[Board.HEADER_JOB]:016x}-spill-{poster}-{op_id}"
 
     def _spill(self, op_id: int, data: Bytes) -> None:
         path = self._spill_path(self._me, op_id)
@@ -283,7 +286,7 @@ class Memory:
                 view = view[os.write(descriptor, view) :]
         except OSError as error:
             raise UsageError(
-                f"rank {self._me}: staging is full and {data.size} bytes do not fit {SPILL_FOLDER}: "
+                f"rank {self._me}: staging is full and {data.size} bytes do not fit {self._folder}: "
                 f"{error.strerror}"
             ) from None
         finally:

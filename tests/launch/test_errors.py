@@ -1,5 +1,9 @@
 """What a user sees of errors in a program: the caller's mistake is one line, not a traceback per rank."""
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 from sandbox import Sandbox
 
@@ -110,3 +114,36 @@ def test_a_run_uses_the_configuration_in_the_environment(sandbox: Sandbox) -> No
     ours = {"SUPERPOD_CONFIG": '{"heap_bytes": 8192, "transport": "rma", "seed": 5}'}
     assert sandbox.run(command, env=ours).stdout == "8192 rma 7\n"
     sandbox.assert_clean()
+
+
+SPILLING = """
+import os, pathlib, sys, time
+import numpy as np
+import emulator
+from memsem import Window
+
+device = emulator.init(staging_bytes=4096)
+window = Window.create(4096, np.float64)
+emulator.barrier()
+for _ in range(3):
+    window.put((device.rank + 1) % device.num_ranks, np.ones(4096))
+(pathlib.Path(sys.argv[1]) / str(device.rank)).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["superpod", "mpirun"])
+def test_spill_files_of_killed_ranks_are_removed(sandbox: Sandbox, how: str) -> None:
+    def spilled() -> set[Path]:
+        return set(Path("/dev/shm").rglob("*-spill-*"))
+
+    before, program = spilled(), write(sandbox, SPILLING)
+    command = {"superpod": sandbox.superpod, "mpirun": sandbox.forked}[how]
+    process = sandbox.popen(command(2, program, str(sandbox.pids_dir)))
+    ranks = sandbox.rank_pids(2)
+    ours = {path for path in spilled() - before if any(name in str(path) for name in sandbox.names)}
+    assert len(ours) == 6
+    os.kill(ranks[1], signal.SIGKILL)
+    assert process.wait(60) == 128 + signal.SIGKILL
+    sandbox.assert_clean()
+    assert not ours & spilled()

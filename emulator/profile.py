@@ -163,7 +163,7 @@ def check_value(where: str, key: str, entry: Entry, spec: KeySpec) -> None:
         raise UsageError(f"{where}: {key}: {known}unit {entry.unit!r}; it must be {spec.unit!r}")
     if not spec.low <= entry.value <= spec.high:  # nan is never inside
         raise UsageError(
-            f"{where}: {key} = {entry.value} {entry.unit} is absurd; "
+            f"{where}: {key} = {entry.value:.6g} {entry.unit} is absurd; "
             f"it must lie between {spec.low:g} and {spec.high:g} {spec.unit}"
         )
     if spec.integer and entry.value != int(entry.value):

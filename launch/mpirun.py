@@ -57,4 +57,5 @@ def command(num_ranks: int, program: list[str], *, keep_going: bool, export: lis
 
 def environment(base: dict[str, str], session: Path) -> dict[str, str]:
     """Return mpirun's environment: its session files go to `session` and nowhere else."""
-    return {**base, "PRTE_MCA_prte_tmpdir_base": str(session), "PRTE_MCA_prte_silence_shared_fs": "1"}
+    home = {"HOME": os.path.expanduser("~")}  # Open MPI does not start without
+    return {**home, **base, "PRTE_MCA_prte_tmpdir_base": str(session), "PRTE_MCA_prte_silence_shared_fs": "1"}

@@ -136,12 +136,15 @@ def _json_lines(events: list[Event]) -> Iterator[str]:
 
 
 def export(directory: Path, out: Path) -> int:
-    """Write a trace directory as Perfetto/Chrome JSON; return the number of events."""
+    """Write a trace directory as Perfetto/Chrome JSON; return the number of events. Raises UsageError."""
     events = sorted(read_directory(directory), key=lambda e: (e.start_ps, e.rank, e.track, e.index))
-    with out.open("w") as f:
-        f.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
-        f.write(",\n".join(_json_lines(events)))
-        f.write("\n]}\n")
+    try:
+        with out.open("w") as f:
+            f.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
+            f.write(",\n".join(_json_lines(events)))
+            f.write("\n]}\n")
+    except OSError as e:
+        raise UsageError(f"{out}: the trace cannot be written: {e.strerror}") from None
     return len(events)
 
 

@@ -147,3 +147,24 @@ def test_spill_files_of_killed_ranks_are_removed(sandbox: Sandbox, how: str) -> 
     assert process.wait(60) == 128 + signal.SIGKILL
     sandbox.assert_clean()
     assert not ours & spilled()
+
+
+def test_a_run_without_home(sandbox: Sandbox) -> None:
+    command = [
+        "env",
+        "-u",
+        "HOME",
+        *sandbox.superpod(1, write(sandbox, "import emulator\nemulator.init()\n")),
+    ]
+    assert sandbox.run(command).returncode == 0
+    sandbox.assert_clean()
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(sandbox: Sandbox) -> None:
+    program = write(sandbox, "import emulator\nemulator.init()\nemulator.barrier()\n")
+    result = sandbox.run(sandbox.superpod(2, program, options=("--trace-out", "/dev/full")))
+    assert result.returncode == 2
+    assert (
+        result.stderr == "superpod: error: /dev/full: the trace cannot be written: No space left on device\n"
+    )
+    sandbox.assert_clean()

@@ -218,8 +218,8 @@ def test_a_damaged_schedule_is_bad_input(
         (["--trace", "{other}"], "recorded with another trace"),
         (["--model", "{model}"], "recorded with another model"),
         (["--schedule-from", "no-such-file"], "schedule no-such-file cannot be read"),
-        (["--schedule-out", "no-such-directory/x"], "no-such-directory/x: there is no directory no-such-directory"),
-        (["--json", "no-such-directory/x"], "no-such-directory/x: there is no directory no-such-directory"),
+        (["--schedule-out", "no-such-directory/x"], "there is no directory no-such-directory"),
+        (["--json", "no-such-directory/x"], "there is no directory no-such-directory"),
     ],
 )
 @pytest.mark.parametrize("option", ["--schedule-from", "--compare-schedule"])

@@ -1,4 +1,5 @@
-"""Build the native parts: the engine's core, the rank stub and the board of the accelerated start.
+"""Build the native parts: the engine's core, the rank stub, the board of the accelerated start and the
+image forked ranks share.
 
 All are optional. Without a C compiler (or with SUPERPOD_NO_COMPILER=1) the package installs all the same
 and uses its Python versions; `superpod doctor` says which are in use. Everything else about the package is
@@ -24,19 +25,22 @@ CORE = "emulator.engine._core"
 ROWS = "emulator.engine._rows"
 STUB = "launch.native.superpod-rank"
 BOARD = "launch.native.board"
+IMAGE = "launch.native.image"
 
 # name -> flags; -ffp-contract=off keeps arithmetic equal to the Python twin's on every machine
 FLAGS = {
     CORE: ["-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"],
     ROWS: ["-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"],
     BOARD: ["-O2", "-fPIC", "-shared"],
+    IMAGE: ["-O2", "-fPIC", "-shared"],
     STUB: ["-O2"],
 }
-LIBRARIES = {CORE: ["-lm"], ROWS: ["-lm"], BOARD: ["-ldl"], STUB: []}
+LIBRARIES = {CORE: ["-lm"], ROWS: ["-lm"], BOARD: ["-ldl"], IMAGE: ["-ldl"], STUB: []}
 SOURCES = {
     CORE: sorted(f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c")),
     ROWS: ["emulator/engine/rows.c"],
     BOARD: ["launch/native/board.c"],
+    IMAGE: ["launch/native/image.c"],
     STUB: ["launch/native/stub.c"],
 }
 
@@ -95,7 +99,7 @@ class BuildPython(build_py):
     """Leave out native parts that lie about in the source tree: build_ext makes the package's own."""
 
     def find_data_files(self, package: str, src_dir: str) -> list[str]:
-        built = {"superpod-rank", "board.so", "_core.so", "_rows.so"}
+        built = {"superpod-rank", "board.so", "image.so", "_core.so", "_rows.so"}
         return [f for f in super().find_data_files(package, src_dir) if os.path.basename(f) not in built]
 
 

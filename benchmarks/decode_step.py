@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 import emulator
+from serving.ahead import common_parts
 from serving.job import ReplayJob
 from serving.limits import KV_BLOCK_TOKENS
 from serving.rank_main import build
@@ -59,7 +60,7 @@ def main() -> None:
     specs = requests(1 if args.lonely else ranks * args.sequences, args.steps, vocab=512)
     device = emulator.init(heap_bytes=1 << 16, staging_bytes=1 << 16, managed_bytes=48 << 20)
     watch = StepWatch()
-    engine, record, kv = build(job, specs, device, watch)  # type: ignore[arg-type]
+    engine, record, kv = build(common_parts(job, specs, device.profile), specs, device, watch)  # type: ignore[arg-type]
     engine.run()
     kv.check_integrity()
     if device.rank == 0:

@@ -53,7 +53,7 @@ def init(**cfg: Any) -> Device:
     config = read_config(cfg)
     profile = load_profile(config.profile, config.set)
     transport = Transport(config.transport)
-    device = _open(config, profile, transport)
+    device = open_device(config, profile, transport)
     _current.append(device)
     if config.keep_going:
         _stop_watching.extend(watch(device) for watch in watchers)
@@ -61,7 +61,7 @@ def init(**cfg: Any) -> Device:
     return device
 
 
-def _open(config: RunConfig, profile: Profile, transport: Transport) -> Device:
+def open_device(config: RunConfig, profile: Profile, transport: Transport) -> Device:
     topology = Topology.from_profile(profile, transport.num_ranks)
     kind: EngineKind = (
         "c" if config.engine == "c" or (config.engine == "auto" and core_available()) else "python"

@@ -137,6 +137,10 @@ def _board() -> Finding:
     )
 
 
+def _image() -> Finding:
+    return _built("shared image", paths.IMAGE.exists(), "none (ranks take 2.6 MB more each)")
+
+
 def _slack() -> Finding:
     before = osproc.timer_slack_ns()
     osproc.set_timer_slack(osproc.STARTING_SLACK_NS)
@@ -172,6 +176,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _core,
     _stub,
     _board,
+    _image,
     _slack,
     _leftovers,
 )

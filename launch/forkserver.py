@@ -38,7 +38,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from launch import board, osproc, paths, wire
+from launch import board, image, osproc, paths, wire
 from launch.jobtable import JobTable
 from launch.rankmain import OWN_PACKAGES
 from launch.template import MAX_MESSAGE, Template, hand_down
@@ -325,6 +325,7 @@ def _own_files() -> Iterable[str]:
         if name.partition(".")[0] in (*OWN_PACKAGES, "launch") and getattr(module, "__file__", None):
             yield str(module.__file__)
     yield str(paths.BOARD)
+    yield str(paths.IMAGE)
 
 
 def _fingerprint() -> tuple[tuple[str, int], ...]:
@@ -415,12 +416,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _with_board(argv: list[str]) -> None:
-    """Start over with the board in front of PMIx and with symbols bound early, unless that is done or
-    impossible."""
-    if board.preloaded() or board.why_not() or "SUPERPOD_PRELOADED" in os.environ:
+def _start_over(argv: list[str]) -> None:
+    """Start over with the native parts loaded first (the board in front of PMIx, the image in front of
+    Python) and symbols bound early, unless that is done or there are none."""
+    parts = [paths.IMAGE] if paths.IMAGE.exists() else []
+    if not board.why_not():
+        parts.insert(0, paths.BOARD)
+    if not parts or "SUPERPOD_PRELOADED" in os.environ:
         return
-    preload_list = " ".join(filter(None, [str(paths.BOARD), os.environ.get("LD_PRELOAD", "")]))
+    preload_list = " ".join(filter(None, [*map(str, parts), os.environ.get("LD_PRELOAD", "")]))
     env = {**os.environ, "LD_PRELOAD": preload_list, "LD_BIND_NOW": "1", "SUPERPOD_PRELOADED": "1"}
     os.execve(sys.executable, _command(*argv), env)
 
@@ -429,9 +433,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run a fork server; see the module's text."""
     argv = sys.argv[1:] if argv is None else argv
     args = _parse(argv)
-    _with_board(argv)
+    _start_over(argv)
     osproc.set_timer_slack(osproc.STARTING_SLACK_NS)
     osproc.become_subreaper()
+    image.use()
     try:
         preload()
     except Exception as e:

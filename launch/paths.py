@@ -17,6 +17,7 @@ from pathlib import Path
 NATIVE = Path(__file__).parent / "native"
 STUB = NATIVE / "superpod-rank"
 BOARD = NATIVE / "board.so"
+IMAGE = NATIVE / "image.so"
 SHM = Path("/dev/shm")
 
 _MAX_BASE = 48  # a Unix socket's path has 107 bytes, and ours adds about 50

@@ -22,7 +22,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from launch import board, dense, osproc, wire
+from emulator import spare
+from launch import board, dense, image, osproc, wire
 from launch.jobtable import JobTable
 from launch.mpihook import PreloadedMpi
 from launch.rankmain import become_program, inherit_from, reset_signals
@@ -113,13 +114,15 @@ class Template:
         if argv[:2] == ["-m", "serving"] and len(argv) == 3 and self.missing > 1:
             directory = os.path.join(os.fsdecode(hello.cwd), argv[2])
             with contextlib.suppress(Exception):
-                importlib.import_module("serving.ahead").make_ahead(directory)
+                importlib.import_module("serving.rehearsal").make_ready(directory)
 
     def run(self) -> None:
         dense.fill_holes()
         gc.collect()
         gc.freeze()
         gc.disable()
+        if image.take():
+            spare.returners.append(image.give_back)
         osproc.collapse_heap()  # again: what the set-up has written was split into small pages
         more, last = True, time.monotonic()
         while more or self.ranks:

@@ -42,7 +42,7 @@ class CommonParts:
 _ahead: dict[str, tuple[list[RequestSpec], CommonParts]] = {}
 
 
-def make_ahead(directory: str) -> None:
+def make_ahead(directory: str) -> CommonParts:
     """Make the common parts of the job in `directory` for the processes to be forked from this one, and prove
     there what each of them would prove (`model/rows.py`: a proof holds for the machine and the build)."""
     job, specs = ReplayJob.read(directory), read_requests(directory)
@@ -51,6 +51,7 @@ def make_ahead(directory: str) -> None:
     parts.model.prove(longest)
     sample(torch.zeros(parts.config.vocab_size), job.sampling, 0, 0, 0)
     _ahead[str(Path(directory).resolve())] = specs, parts
+    return parts
 
 
 def forget() -> None:

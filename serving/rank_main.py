@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import emulator
-from serving.ahead import common_parts, job_requests
+from emulator.spare import give_back
+from serving.ahead import CommonParts, common_parts, job_requests
 from serving.charges import Charges
 from serving.engine import RankRecord, ServingEngine
 from serving.fixed import deciders
@@ -21,28 +21,33 @@ from serving.request import RequestSpec
 class _Housekeeping:
     """What a rank does once a step for its host: show how far it is, and give freed memory back.
 
-    The C library keeps what start-up and the first steps have freed, 2 MB a rank; trimming after steps
-    1, 2, 4, 8, … costs nothing and returns it.
+    Memory that start-up and the first steps have used goes back after steps 1, 2, 4, 8, …
     """
 
     def __init__(self, progress: Progress, rank: int) -> None:
         self._progress, self._rank, self._steps = progress, rank, 0
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
 
     def __call__(self, ended: int, now_ps: int) -> None:
         self._progress.update(self._rank, ended, now_ps)
         self._steps += 1
-        if self._trim is not None and self._steps & (self._steps - 1) == 0:
-            self._trim(0)
+        if self._steps & (self._steps - 1) == 0:
+            give_back()
 
 
 def serve(directory: str) -> None:
     """Serve a job's requests as this rank and append this rank's result."""
     job, specs = ReplayJob.read(directory), job_requests(directory)
     device = emulator.init()
+    serve_on(device, directory, common_parts(job, specs, device.profile), specs)
+
+
+def serve_on(
+    device: emulator.Device, directory: str, common: CommonParts, specs: Sequence[RequestSpec]
+) -> None:
+    """Be the rank whose device this is, to the line of result."""
     progress = Progress(directory, device.num_ranks)
     progress.update(device.rank, 0, 0)
-    engine, record, kv = build(job, specs, device, progress)
+    engine, record, kv = build(common, specs, device, progress)
     start_ps = device.now_ps
     record.time.add("other", start_ps)
     engine.run()
@@ -52,10 +57,10 @@ def serve(directory: str) -> None:
 
 
 def build(
-    job: ReplayJob, specs: Sequence[RequestSpec], device: emulator.Device, progress: Progress
+    common: CommonParts, specs: Sequence[RequestSpec], device: emulator.Device, progress: Progress
 ) -> tuple[ServingEngine, RankRecord, PagedKV]:
     """Put one rank's parts together."""
-    common = common_parts(job, specs, device.profile)
+    job = common.job
     config, priced, placement, limits = common.config, common.priced, common.placement, common.limits
     model = common.model
     model.open_experts(e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)

@@ -16,6 +16,7 @@ NATIVE = (
     "emulator/engine/_core.so",
     "emulator/engine/_rows.so",
     "launch/native/board.so",
+    "launch/native/image.so",
     "launch/native/superpod-rank",
 )
 pytestmark = [pytest.mark.timeout(200)]

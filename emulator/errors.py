@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "AlignmentError",
     "CompletionError",
     "DeadlockError",
+    "DtypeError",
     "FabricError",
     "InternalError",
+    "KeyFaultError",
     "LinkDownError",
+    "OffsetError",
     "RankLostError",
+    "RemoteAccessError",
+    "SizeError",
+    "StateError",
     "SuperpodError",
     "UsageError",
     "WallDeadlineError",
@@ -47,6 +54,47 @@ class UsageError(SuperpodError):
     2."""
 
 
+class SizeError(UsageError):
+    """A number of bytes or elements that cannot be: negative, too large, not what the other side says.
+
+    It and its neighbours are local misuse of memory, found at the call. Fields: `rank`, `now_ps` (virtual time
+    of the call) and `value`, the offending one; the message names all three (see `misuse`).
+    """
+
+
+class OffsetError(UsageError):
+    """A place outside what may be touched. Fields as `SizeError`."""
+
+
+class AlignmentError(UsageError):
+    """A place that is not a multiple of what the operation needs. Fields as `SizeError`."""
+
+
+class DtypeError(UsageError):
+    """Elements of a type the operation does not take. Fields as `SizeError`."""
+
+
+class KeyFaultError(UsageError):
+    """A key, token or handle that names no memory of mine. Fields as `SizeError`."""
+
+
+class StateError(UsageError):
+    """An object that is not in the state the call needs (closed, in RESET, already complete). Fields as
+    `SizeError`."""
+
+
+def misuse(kind: type[UsageError], message: str, *, rank: int, now_ps: int, value: Any) -> UsageError:
+    """Return an error of local misuse whose message ends with the rank and its virtual time.
+
+    Args:
+        kind: one of the classes above.
+        message: what was asked for and what is right; it names `value`.
+        rank, now_ps: who asked, and when (picoseconds).
+        value: the offending value, kept as a field.
+    """
+    return kind(f"{message} (rank {rank}, {now_ps} ps)", rank=rank, now_ps=now_ps, value=value)
+
+
 class FabricError(SuperpodError):
     """Something the emulated machine did to the program."""
 
@@ -60,6 +108,11 @@ class RankLostError(FabricError):
 
     def __init__(self, message: str, ranks: Sequence[int] = (), **fields: Any) -> None:
         super().__init__(message, ranks=tuple(ranks), **fields)
+
+
+class RemoteAccessError(FabricError):
+    """The other side refused an operation: its memory is not open to it, or it did not answer. It shows at
+    `quiet` or a wait, never at the call. Fields: `rank`, `now_ps`, `peer`, `value` (the status)."""
 
 
 class DeadlockError(SuperpodError):

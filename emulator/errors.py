@@ -23,6 +23,7 @@ __all__ = [
     "SuperpodError",
     "UsageError",
     "WallDeadlineError",
+    "misuse",
 ]
 
 
@@ -57,8 +58,8 @@ class UsageError(SuperpodError):
 class SizeError(UsageError):
     """A number of bytes or elements that cannot be: negative, too large, not what the other side says.
 
-    It and its neighbours are local misuse of memory, found at the call. Fields: `rank`, `now_ps` (virtual time
-    of the call) and `value`, the offending one; the message names all three (see `misuse`).
+    It and its neighbours are local misuse of memory, found at the call. Fields: `rank`, `now_ps` (virtual
+    time of the call) and `value`, the offending one; the message names all three (see `misuse`).
     """
 
 

@@ -62,12 +62,14 @@ def compile_native(name: str, target: str) -> bool:
         print(f"superpod: no C compiler: {name} is left out, its Python version will be used")
         return False
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    rest = [*SOURCES[name], "-o", target, *LIBRARIES[name]]
+    partial = f"{target}.{os.getpid()}.tmp"  # swapped in whole: running ranks may have the old one mapped
+    rest = [*SOURCES[name], "-o", partial, *LIBRARIES[name]]
     # a static stub starts fastest, but not every system has a static C library
     attempts = [["-static", *site_packages()], site_packages()] if name == STUB else [[]]
     for extra in attempts:
         result = subprocess.run([*command, *FLAGS[name], *extra, *rest], capture_output=True, text=True)
         if result.returncode == 0:
+            os.replace(partial, target)
             return True
     print(f"superpod: {name} does not compile, its Python version will be used:\n{result.stderr}")
     return False

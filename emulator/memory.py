@@ -54,6 +54,8 @@ class LogEntry(NamedTuple):
     nbytes: int
     op_id: int
     key: int
+    a: int
+    b: int
 
 
 class Memory:

@@ -12,6 +12,7 @@ Link classes: 0 SELF, 1 CHIP, 2 NODE, 3 POD. A die has one egress port and one i
     get       request -> EGRESS at src (snapshot entry in src's log) -> INGRESS at me -> done
     atomic    request -> applied at dst -> response
     exchange  a metadata record to every rank; when all n have arrived, the rows are pulled with gets
+    post      all that point-to-point operations can do, one row or a batch; see `posts`
 """
 
 from collections.abc import Sequence
@@ -21,9 +22,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from emulator.engine.posts import NUM_PORTS, Inbox, Posts
+
 __all__ = [
     "ADD",
     "ATOMIC_ADD",
+    "ATOMIC_AND",
+    "ATOMIC_OR",
+    "ATOMIC_XOR",
     "CAS",
     "CLASSES",
     "CHIP",
@@ -34,9 +40,13 @@ __all__ = [
     "KIND_META",
     "KIND_PULL",
     "KIND_PUT",
+    "KIND_SEND",
+    "KIND_WORD",
     "LE",
+    "LOG_DROP",
     "LOG_DTYPE",
     "LOG_PUT",
+    "LOG_RMW",
     "LOG_SNAPSHOT",
     "LT",
     "MAX_RANKS",
@@ -57,6 +67,7 @@ __all__ = [
     "EngineKind",
     "ExchangeResult",
     "LogRef",
+    "PlaneConfig",
     "Statistics",
 ]
 
@@ -68,18 +79,18 @@ CLASSES = ("self", "chip", "node", "pod")
 SELF, CHIP, NODE, POD = range(4)
 EQ, NE, GT, GE, LT, LE = range(6)
 NO_OP, SET, ADD = range(3)
-ATOMIC_ADD, SWAP, CAS = range(3)
+ATOMIC_ADD, SWAP, CAS, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR = range(6)
 TIMEOUT = -1
 """What `wait` returns when its time-out came first."""
-LOG_PUT, LOG_SNAPSHOT = range(1, 3)
+LOG_PUT, LOG_SNAPSHOT, LOG_RMW, LOG_DROP = range(1, 5)
 PORT_EGRESS, PORT_INGRESS, PORT_LOCAL = range(3)
-KIND_PUT, KIND_GET, KIND_META, KIND_PULL = range(4)
+KIND_PUT, KIND_GET, KIND_META, KIND_PULL, KIND_SEND, KIND_WORD = range(6)
 MAX_RANKS = 4095
 
 LOG_DTYPE = np.dtype(
     [
         ("time_ps", "i8"),  # when the entry took effect at this target
-        ("kind", "i4"),  # LOG_PUT or LOG_SNAPSHOT
+        ("kind", "i4"),  # LOG_; LOG_DROP: the operation ended without effect here, `a` says what it was
         ("rank", "i4"),  # who posted: the writer of a put, the reader of a get
         ("file_id", "i8"),  # where the put's bytes are staged, or where the snapshot goes
         ("file_offset", "i8"),
@@ -87,6 +98,8 @@ LOG_DTYPE = np.dtype(
         ("nbytes", "i8"),
         ("op_id", "i8"),  # the poster's own number
         ("key", "i8"),  # order among entries of one instant
+        ("a", "i8"),  # log_a, log_b of the post
+        ("b", "i8"),
     ]
 )
 """One entry of a target's apply log, in key order. The engine never touches payload bytes."""
@@ -100,12 +113,23 @@ RECORD_DTYPE = np.dtype(
         ("nbytes", "i8"),
         ("rank", "i4"),  # whose port
         ("peer", "i4"),  # the other end; -1 for a row of metadata records at its egress
-        ("port", "i4"),  # PORT_*
+        ("port", "i4"),  # PORT_* + 3 * plane, or posts.PORT_UNIT + unit
         ("kind", "i4"),  # KIND_*
     ]
 )
 """One reservation of a port, as written to the trace file descriptor. In key order per port, not across
 ports."""
+
+
+class PlaneConfig(NamedTuple):
+    """A further fabric between the same dies with ports of its own; fields as in `EngineConfig`."""
+
+    put_latency_ps: tuple[int, int, int, int]
+    request_latency_ps: tuple[int, int, int, int]
+    response_latency_ps: tuple[int, int, int, int]
+    ack_latency_ps: tuple[int, int, int, int]
+    write_bytes_per_s: tuple[int, int, int, int]
+    read_bytes_per_s: tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -121,7 +145,8 @@ class EngineConfig:
         write_bytes_per_s, read_bytes_per_s: integer bandwidth of puts and of get responses.
         call_price_ps: virtual cost of every call, at least 1.
         poll_price_ps, poll_max_polls: tick of an unsuccessful `test`, and how many ticks it may skip.
-        words_per_rank: 64-bit words for signals and atomics, also the most conditions of one `wait`.
+        words_per_rank: 64-bit words for signals and atomics. `words_per_rank` itself is the number of one
+            more word that only the engine writes: how many records my inbox ever got (`Engine.inbox_word`).
         channels: independent sequences of exchanges.
         chain_steps: longest chain of one `exchange`.
         log_entries: ring size of each target's apply log, a power of two.
@@ -131,6 +156,10 @@ class EngineConfig:
         livelock_polls: failed `test` calls in a row, of every rank, that count as polling in vain.
         trace_records: ring of port reservations for tracing, 0 for none.
         node_bytes: arena for pending events; 0 chooses by num_ranks.
+        planes: planes 1, 2, ... (at most posts.MAX_PLANES - 1); plane 0 is described above. Exchanges use
+            plane 0.
+        conditions: most conditions of one `wait`.
+        inbox_entries: ring of records that a rank has not taken yet.
     """
 
     num_ranks: int
@@ -155,6 +184,9 @@ class EngineConfig:
     livelock_polls: int = 200
     trace_records: int = 0
     node_bytes: int = 0
+    planes: tuple[PlaneConfig, ...] = ()
+    conditions: int = 256
+    inbox_entries: int = 4096
 
 
 class LogRef(NamedTuple):
@@ -202,7 +234,8 @@ class Statistics(NamedTuple):
     """Counters since the start, of the whole pod where not said otherwise. Arrays are int64, by rank.
 
     Host-dependent: `entries` and `wake_ups` (never put them into a result that must be reproducible).
-    busy_ps: [n, 3] by port. bytes_by_class: [n, 4] charged bytes by poster or reader. wait_ps: [n] blocked.
+    busy_ps: [n, 3] by port of plane 0. all_busy_ps: [n, posts.NUM_PORTS], units too.
+    bytes_by_class: [n, 4] charged bytes by poster or reader. wait_ps: [n] blocked.
     """
 
     events: int
@@ -212,6 +245,7 @@ class Statistics(NamedTuple):
     busy_ps: Int64Array
     bytes_by_class: Int64Array
     wait_ps: Int64Array
+    all_busy_ps: Int64Array = np.zeros((0, NUM_PORTS), dtype=np.int64)
 
 
 class Engine(Protocol):
@@ -264,6 +298,35 @@ class Engine(Protocol):
 
     def atomic(self, dst: int, word: int, op: int, value: int, compare: int = 0) -> int:
         """ATOMIC_ADD, SWAP or CAS on a word of dst. Blocks; returns the old value (64-bit, wraps)."""
+
+    def post(self, posts: Posts, step_ps: int = 0) -> int:
+        """Post all rows in order; see `posts`.
+
+        Post i leaves at now + (i + 1) * (call_price_ps + step_ps), which is then `now_ps`. Buffered, no
+        engine entry; a batch equals a loop of single posts to the bit in virtual time and digest.
+
+        Args:
+            posts: [count] of POST_DTYPE, C-contiguous; copied.
+            step_ps: what each post costs me besides the call price.
+
+        Returns: the sequence number of the first; they are consecutive. `wait_get` takes that of a K_GET or
+            K_WORD.
+
+        Raises: UsageError naming the row and field, before any time passes.
+        Completion: see `done` (DONE records), `note`, `quiet` (all K_PUT, K_GET and K_WORD of mine; not
+            K_SEND, which may wait for a receive for ever).
+        """
+
+    def retire(self, stream: int) -> None:
+        """Forget a stream that I closed or that failed, and never use its number again. No time passes. Every
+        operation of it must have ended."""
+
+    def inbox(self) -> Inbox:
+        """Take my records of times up to my last observation, in key order. No time passes."""
+
+    @property
+    def inbox_word(self) -> int:
+        """Number of the word that counts records ever appended to my inbox; for `wait`, `test` and `read`."""
 
     def fence(self) -> None:
         """Puts to one target posted before are delivered before those posted after. (The fabric keeps that

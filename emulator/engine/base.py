@@ -9,8 +9,9 @@ from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Ar
 from emulator.engine.checks import Checks
 from emulator.engine.codes import LIMIT_PS, ROW_LIMIT, W_GET, W_OBSERVE, W_QUIET, W_READ, W_TEST
 from emulator.engine.config import check_config, link_class, wrap
+from emulator.engine.posts import Inbox, Posts
 from emulator.engine.reports import raise_fatal
-from emulator.errors import UsageError
+from emulator.errors import InternalError, UsageError
 
 
 class BaseEngine(Checks):
@@ -80,6 +81,19 @@ class BaseEngine(Checks):
         self._choice("atomic", "op", op, (api.ATOMIC_ADD, api.SWAP, api.CAS))
         self._end(self._atomic(dst, word, op, wrap(value), wrap(compare)))
         return self._result
+
+    def post(self, posts: Posts, step_ps: int = 0) -> int:
+        raise InternalError("posts have not landed yet", rank=self.rank)
+
+    def retire(self, stream: int) -> None:
+        raise InternalError("posts have not landed yet", rank=self.rank)
+
+    def inbox(self) -> Inbox:
+        raise InternalError("posts have not landed yet", rank=self.rank)
+
+    @property
+    def inbox_word(self) -> int:
+        return self.config.words_per_rank
 
     def fence(self) -> None:
         self._alive("fence")

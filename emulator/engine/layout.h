@@ -18,7 +18,7 @@ typedef uint32_t u32;
 #define INF ((i64)1 << 62)
 #define LATE ((i64)1 << 62) /* time-outs, observations and resumptions sort after everything else at their instant */
 #define MAX_RANKS 4095
-#define SP_VERSION 2 /* of the functions native.py calls; change both together */
+#define SP_VERSION 3 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };
@@ -47,7 +47,7 @@ typedef struct {
     ref_t ref;
     i32 kind, op, poster, peer, has_ref, next; /* next: free list, or the poster's open gets */
 } op_t;
-typedef struct { i64 t; i32 kind, rank; i64 file, file_offset, offset, nbytes, op_id, key; } log_t;
+typedef struct { i64 t; i32 kind, rank; i64 file, file_offset, offset, nbytes, op_id, key, a, b; } log_t;
 typedef struct { i64 t, key, start, end, bytes; i32 rank, peer, port, kind; } record_t;
 typedef struct { i64 word, cmp, value; } condition_t;
 typedef struct { i64 channel, compute, meta, pull_start, record; } chain_t;

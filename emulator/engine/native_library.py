@@ -7,7 +7,7 @@ from typing import Any
 
 from emulator.errors import UsageError
 
-VERSION = 2
+VERSION = 3
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),

@@ -25,7 +25,7 @@ static void append_log(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key, i32 kind)
         return;
     }
     AT(c, log_t, c->logs)[p * size + r->log_head % size] = (log_t){
-        t, kind, o->poster, o->ref.file, o->ref.file_offset, o->ref.offset, o->ref.nbytes, o->ref.op_id, key };
+        t, kind, o->poster, o->ref.file, o->ref.file_offset, o->ref.offset, o->ref.nbytes, o->ref.op_id, key, 0, 0 };
     __atomic_store_n(&r->log_head, r->log_head + 1, __ATOMIC_RELEASE);
 }
 

@@ -154,7 +154,7 @@ class Core(Exchanges):
 
     def append_log(self, p: int, op: Op, t: int, key: int, kind: int) -> None:
         assert op.ref is not None
-        if not self.m.append_log(p, (t, kind, op.poster, *op.ref, key)):
+        if not self.m.append_log(p, (t, kind, op.poster, *op.ref, key, 0, 0)):
             self.fail(FATAL_LOG, p)
 
     def deliver(self, t: int, key: int, p: int, op: Op) -> None:

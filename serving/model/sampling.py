@@ -5,13 +5,18 @@ recomputation. The uniform number comes from a counter-based generator (Philox4x
 keyed by (request seed, choice) with the position as counter.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from emulator.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["SamplingParams", "greedy", "sample", "uniform"]
 

@@ -105,3 +105,32 @@ def test_ranks_that_end_while_others_start(sandbox: Sandbox, tmp_path: Path) -> 
         result = sandbox.run(sandbox.superpod(N, str(program)), timeout=50)
         assert result.returncode == 0, result.stderr
     sandbox.assert_clean()
+
+
+ON_UP = """
+import os, sys
+from launch.run import run_job
+
+count = lambda: len(os.listdir(sys.argv[1]))
+job = run_job(4, sys.argv[2:], on_up=lambda: print(count(), "up", flush=True))
+print(job.exit_code)
+"""
+COME = "import os, sys\nopen(os.path.join(sys.argv[1], str(os.getpid())), 'w').close()\n"
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(COME + (PROGRAMS / "nap.py").read_text(), "4 up\n0\n"), (COME + "raise SystemExit(3)\n", "3\n")],
+)
+def test_the_caller_learns_once_that_all_are_up(
+    sandbox: Sandbox, tmp_path: Path, program: str, said: str
+) -> None:
+    """And never of ranks that end before."""
+    path, came = tmp_path / "program.py", tmp_path / "came"
+    path.write_text(program)
+    came.mkdir()
+    result = sandbox.run([sys.executable, "-c", ON_UP, str(came), str(path), str(came)])
+    assert result.stdout == said, result.stderr
+    sandbox.assert_clean()

@@ -55,7 +55,7 @@ _COMMANDS = {
 
 
 def _register(words: list[str]) -> None:
-    """Import the command asked for, or all for help: replay's imports cost as much as a small run's start."""
+    """Import the command asked for, or all for help."""
     named = [w for w in words if not w.startswith("-")][:1]
     wanted = [_COMMANDS[w] for w in named if w in _COMMANDS] or list(_COMMANDS.values())
     for name in wanted:

@@ -1,34 +1,36 @@
 """`superpod replay`: serve a request trace on N emulated dies and report what its users would have waited.
 
-Check everything, start the ranks and, beside them, the reference; watch; merge; print. Exit code 0: all is
-well; 1: ranks failed, an invariant is broken, or an answer differs from the reference's; 2: bad input, a
+Check everything, start the ranks and, once they are up, the reference; watch; merge; print. Exit code 0: all
+is well; 1: ranks failed, an invariant is broken, or an answer differs from the reference's; 2: bad input, a
 request that no rank can hold included (the others are served and reported first).
+
+What needs torch is done by helper processes: this one would hold its 140 MB as long as ranks run.
 """
 
+import gc
 import json
-import multiprocessing
 import os
 import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 
 from emulator.errors import SuperpodError, UsageError
-from launch import osproc, paths, prepared, run
+from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
+from launch.helper import Helper
 from launch.replay_progress import replay_progress
-from serving.job import ReplayJob, read_results
-from serving.model import ModelConfig, SamplingParams, load_model, make_checkpoint, preset_config
-from serving.reference import answer_requests, read_reference
+from serving.job import ReplayJob, read_reference, read_results
+from serving.model import ModelConfig, SamplingParams, preset_config
 from serving.replay import Replay, merge, plan_replay, recorded_schedule, write_replay
 from serving.schedule import Schedule
 from serving.tables import emulator_table, placement_table, serving_table
@@ -117,7 +119,6 @@ def register(app: typer.Typer) -> None:
         ] = False,
     ) -> int:
         """Replay a request trace over an emulated pod: real tokens, priced at the target's size."""
-        torch.set_num_threads(1)  # forked processes must not inherit a pool of threads
         check_choice("--transport", transport, ("shared", "rma"))
         settings = parse_set(overrides or [])
         check_pod(num_ranks, pod, settings)
@@ -151,7 +152,7 @@ def register(app: typer.Typer) -> None:
             plan = plan_replay(job, config, lines, time_scale, max_output, fixed, compared)
             if show_placement:
                 Console().print(placement_table(plan.placement))
-            _open_model(job, config, is_made=model is None)
+            _open_model(job, config, own, is_made=model is None)
             running = Running(transport, check_reference, progress, trace_out, schedule_out)
             if prepare is not None:
                 prepared.write(plan, place, machine_config(plan, place, running))
@@ -192,12 +193,23 @@ def _model_config(model: Path | None, layers_executed: int | None) -> ModelConfi
     return config
 
 
-def _open_model(job: ReplayJob, config: ModelConfig, is_made: bool) -> None:
+def _open_model(job: ReplayJob, config: ModelConfig, own: paths.RunDirectory, is_made: bool) -> None:
     """Make the model, or check every tensor of the one given, before any rank starts."""
+    with Helper("opening the model", own, partial(_make_or_check, job, config, is_made)) as helper:
+        helper.wait()
+
+
+def _make_or_check(job: ReplayJob, config: ModelConfig, is_made: bool) -> None:
+    gc.disable()  # saves 0.1 s of torch's import, and this process ends soon
+    import torch
+
+    from serving import model
+
+    torch.set_num_threads(1)  # a forked process has no pool of threads
     if is_made:
-        make_checkpoint(job.model_dir, config, job.seed)
+        model.make_checkpoint(job.model_dir, config, job.seed)
     else:
-        load_model(job.model_dir)
+        model.load_model(job.model_dir)
 
 
 def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[str, Any]:
@@ -208,30 +220,14 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[
     """
     directory = own.path
     write_replay(plan, directory)
-    num_ranks = plan.job.num_ranks
-    config = machine_config(plan, directory, running)
-    argv = ["-m", "serving", str(directory)]
-    with _reference(own, running.check_reference) as reference:
-        with replay_progress(directory, num_ranks, len(plan.specs), running.progress):
-            job = run.run_job(
-                num_ranks,
-                argv,
-                config,
-                progress=running.progress,
-                measure_memory=True,
-                rank_bytes=_RANK_BYTES,
-                shm_bytes=num_ranks * plan.touched_bytes,
-                trace_out=running.trace_out,
-                started_s=run.command_start_s(),
-            )
+    with _reference(own) if running.check_reference else nullcontext() as reference:
+        job = _run_ranks(plan, directory, running, reference)
         if job.exit_code in _STOPPED:
             raise typer.Exit(job.exit_code)
         if job.exit_code:
             raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")
         if reference is not None:
-            reference.join()
-            if reference.exitcode:
-                raise SuperpodError(f"the reference ended with exit code {reference.exitcode}")
+            reference.wait()
     answers = read_reference(directory) if running.check_reference else None
     machine = json.loads((directory / "machine.json").read_text())
     results = read_results(directory)
@@ -239,6 +235,24 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[
     if running.schedule_out is not None:
         recorded_schedule(plan, results).write(running.schedule_out)
     return result | {"host": _host(job, machine)}
+
+
+def _run_ranks(plan: Replay, directory: Path, running: Running, reference: Helper | None) -> run.JobResult:
+    """Run the ranks; the reference begins when they are up, not to take the cores from their start."""
+    num_ranks = plan.job.num_ranks
+    with replay_progress(directory, num_ranks, len(plan.specs), running.progress):
+        return run.run_job(
+            num_ranks,
+            ["-m", "serving", str(directory)],
+            machine_config(plan, directory, running),
+            progress=running.progress,
+            measure_memory=True,
+            rank_bytes=_RANK_BYTES,
+            shm_bytes=num_ranks * plan.touched_bytes,
+            trace_out=running.trace_out,
+            started_s=run.command_start_s(),
+            on_up=None if reference is None else reference.start,
+        )
 
 
 def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str, Any]:
@@ -254,30 +268,15 @@ def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str,
     }
 
 
-@contextmanager
-def _reference(own: paths.RunDirectory, wanted: bool) -> Iterator[multiprocessing.process.BaseProcess | None]:
-    """The reference process beside the ranks, killed if they fail.
-
-    Forked, because this process has torch loaded already; no thread of ours runs yet.
-    """
-    if not wanted:
-        yield None
-        return
-    process = multiprocessing.get_context("fork").Process(
-        target=_answer, args=(own, os.getpid()), daemon=True
-    )
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
+def _reference(own: paths.RunDirectory) -> Helper:
+    """The process that answers every request by itself, beside the ranks."""
+    return Helper("the reference", own, partial(_answer, str(own.path)))
 
 
-def _answer(own: paths.RunDirectory, parent: int) -> None:
-    osproc.die_with_parent(parent)
-    os.close(own.lock_fd)  # the directory is the command's: when that dies, it may go
-    answer_requests(str(own.path))
+def _answer(directory: str) -> None:
+    from serving.reference import answer_requests
+
+    answer_requests(directory)
 
 
 def _host(job: run.JobResult, machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,6 +139,14 @@ def read_results(directory: str | Path) -> list[dict[str, Any]]:
     return sorted(results, key=lambda result: int(result["rank"]))
 
 
+def read_reference(directory: str | Path) -> list[dict[str, Any]]:
+    """What the reference has answered, in order of request."""
+    path = Path(directory) / "reference.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 class Progress:
     """A shared record per rank, int64[n, 3]: up, requests ended, virtual now in ps. For display only."""
 

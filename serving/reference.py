@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from serving.job import ReplayJob, read_requests
 from serving.model.model import load_model
@@ -32,11 +31,3 @@ def answer_requests(directory: str) -> None:
             line = {"id": spec.request_id, "tokens": result.tokens, "logits_sha256": result.logits_sha256}
             file.write(json.dumps(line) + "\n")
             file.flush()
-
-
-def read_reference(directory: str | Path) -> list[dict[str, Any]]:
-    """What the reference has answered, in order of request."""
-    path = Path(directory) / "reference.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -170,6 +170,28 @@ def test_a_wrong_answer_is_found(tmp_path: Path, trace: str, mini_model: str) ->
     assert result["requests_differing_from_reference"]
 
 
+@pytest.mark.parametrize("name", ["cmd_replay", "cmd_replay_report", "prepared"])
+def test_torch_is_not_imported_with_the_command(name: str) -> None:
+    code = f"import launch.{name}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=command_environment()).returncode == 0
+
+
+def test_the_command_holds_no_torch(tmp_path: Path, trace: str, mini_model: str) -> None:
+    """Not after a whole run either, model made or given, reference or none."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from launch.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules and 'libtorch' not in open('/proc/self/maps').read()\n"
+        "sys.exit(code)\n"
+    )
+    base = [*BASE, "-n", "1", "--trace", trace]
+    for extra in (["--model", mini_model, "--check-reference"], ["--prepare", str(tmp_path / "job")]):
+        done = command(*base, *extra, program=[str(program)])
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_killed_command_leaves_nothing(trace: str, mini_model: str) -> None:
     """kill -9 of the command: ranks, reference, sockets and shared memory go."""
     with tempfile.TemporaryDirectory(prefix="sp", dir="/tmp") as base:

@@ -25,24 +25,16 @@ from emulator.engine.codes import (
     W_WAIT,
 )
 from emulator.engine.config import check_config, wrap
+from emulator.engine.posts import K_GET, K_PUT, K_WORD, Inbox, Posts
 from emulator.engine.twin_entry import mutexes
-from emulator.engine.twin_events import (
-    OP_ATOMIC,
-    OP_GET,
-    OP_PUT,
-    S_ATOMIC,
-    S_EGRESS,
-    S_ROW,
-    Op,
-    key_of,
-)
+from emulator.engine.twin_events import S_ROW, Op, Post, key_of, of_post
 from emulator.engine.twin_hash import fold
 from emulator.engine.twin_inspect import TwinInspect
 from emulator.engine.twin_memory import INF, Memory
 
 __all__ = ["TwinEngine", "attach", "engine_bytes", "engine_create"]
 
-C_COMPUTE, C_PUT, C_GET, C_FENCE, C_POST, C_FINISH = range(32, 38)
+C_COMPUTE, C_PUT, C_GET, C_FENCE, C_POST, C_FINISH, C_POSTED = range(32, 39)
 
 
 def engine_bytes(cfg: EngineConfig) -> int:
@@ -72,8 +64,30 @@ class TwinEngine(TwinInspect):
     def _note(self, kind: int, start: int, a: int, b: int, c: int) -> None:
         self._calls = fold(self._calls, kind, start, self._now, a, b, c)
 
-    def _post(self, p: int, delay: int, stage: int, payload: Any) -> None:
-        self._posts.append((p, self._now + delay, key_of(self.rank, self._seq, 0, stage), self.rank, payload))
+    def _issue(self, op: Op) -> None:
+        op.posted = self._now
+        self._posts.append(self._core.first_event(op))
+
+    def _post_all(self, posts: Posts, step_ps: int) -> int:
+        first = self._seq + 1
+        for row in posts.tolist():
+            post: Any = Post._make(row)
+            self._begin()
+            self._now += step_ps
+            self._issue(of_post(self.rank, self._seq, self._now, post))
+            self._note(C_POSTED + post.kind, self._now, post.peer, post.nbytes, post.word)
+        return first
+
+    def _retire(self, stream: int) -> None:
+        self._retired.append(stream)
+
+    def _take_inbox(self) -> Inbox:
+        m, r = self._memory, self.rank
+        which = np.arange(m.inbox_tail[r], m.inbox_head[r]) % self.config.inbox_entries
+        records = m.inboxes[r][which]
+        mine: Inbox = records[records["time_ps"] <= self._seen_ps]
+        m.inbox_tail[r] += len(mine)
+        return mine
 
     def _compute(self, ps: int, kind: int, publish: bool) -> int:
         start = self._now
@@ -88,18 +102,14 @@ class TwinEngine(TwinInspect):
 
     def _put(self, dst: int, nbytes: int, log: LogRef | None, op: int, word: int, value: int) -> None:
         self._begin()
-        self._post(
-            self.rank,
-            0,
-            S_EGRESS,
-            Op(OP_PUT, self.rank, dst, nbytes, self._seq, _plain(log), op, word, value),
-        )
+        put = Op(K_PUT, self.rank, dst, nbytes, self._seq).with_log(log)
+        put.op, put.word, put.value = op, word, value
+        self._issue(put)
         self._note(C_PUT, self._now, dst, nbytes, word if op else -1)
 
     def _get(self, src: int, nbytes: int, log: LogRef | None) -> int:
         self._begin()
-        request = self.config.request_latency_ps[self._memory.link(self.rank, src)]
-        self._post(src, request, S_EGRESS, Op(OP_GET, self.rank, src, nbytes, self._seq, _plain(log)))
+        self._issue(Op(K_GET, self.rank, src, nbytes, self._seq).with_log(log))
         self._note(C_GET, self._now, src, nbytes, 0)
         return self._seq
 
@@ -115,10 +125,9 @@ class TwinEngine(TwinInspect):
     def _atomic(self, dst: int, word: int, op: int, value: int, compare: int) -> int:
         start, m, r = self._now, self._memory, self.rank
         self._begin()
-        request = self.config.request_latency_ps[m.link(r, dst)]
-        self._post(
-            dst, request, S_ATOMIC, Op(OP_ATOMIC, r, dst, 0, self._seq, None, op, word, value, compare)
-        )
+        atomic = Op(K_WORD, r, dst, 0, self._seq)
+        atomic.op, atomic.word, atomic.value, atomic.compare, atomic.blocking = op, word, value, compare, True
+        self._issue(atomic)
         m.a[r], m.b[r] = dst, word
         code = self._enter(W_ATOMIC, -1, 0)
         if not code:
@@ -136,7 +145,9 @@ class TwinEngine(TwinInspect):
         return code
 
     def _flush(self) -> int:
-        return self._enter(0, -1, self._now + self.config.call_price_ps) if self._posts else 0
+        if not (self._posts or self._retired):
+            return 0
+        return self._enter(0, -1, self._now + self.config.call_price_ps)
 
     def _finish(self) -> None:
         self._seq += 1
@@ -151,7 +162,7 @@ class TwinEngine(TwinInspect):
         if slot < 0:
             return FATAL_REUSE
         self._memory.write_row(slot, self.rank, counts, offsets, row_bytes, meta_bytes, tag)
-        self._post(self.rank, 0, S_ROW, slot)
+        self._posts.append((self.rank, self._now, key_of(self.rank, self._seq, 0, S_ROW), self.rank, slot))
         self._slot = slot
         return 0
 
@@ -222,7 +233,3 @@ class TwinEngine(TwinInspect):
         counts, offsets, tags = m.counts[s][:, r].copy(), m.offsets[s][:, r].copy(), m.tags[s].copy()
         offsets[counts == 0] = 0
         return ExchangeResult(self._result, self._now, self._records, counts, offsets, tags)
-
-
-def _plain(log: LogRef | None) -> LogRef | None:
-    return None if log is None else LogRef(*map(int, log))

@@ -11,42 +11,68 @@ An event is (time, key, rank where it happens, peer, payload); key orders (rank,
 import heapq
 from typing import Any
 
-from emulator.engine import api
 from emulator.engine.api import EngineConfig
-from emulator.engine.codes import BLOCKED, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_LOG, FATAL_NONE, W_POLL
-from emulator.engine.config import wrap
+from emulator.engine.codes import BLOCKED, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_NONE, W_POLL
 from emulator.engine.twin_events import (
-    OP_GET,
     S_ACK,
     S_ATOMIC,
     S_BULK,
     S_DELIVER,
     S_EGRESS,
+    S_FAIL,
     S_INGRESS,
+    S_LOCAL,
     S_POLL,
     S_PULL,
     S_PULL_IN,
     S_RESPONSE,
+    S_RETRY,
     S_ROW,
+    S_START,
     Event,
-    Op,
-    occupy_ps,
-    staged,
 )
-from emulator.engine.twin_exchange import Exchanges
 from emulator.engine.twin_hash import fold
 from emulator.engine.twin_memory import INF, Memory
+from emulator.engine.twin_posts import Posts
+
+STATE = [
+    "heap",
+    "gets",
+    "live",
+    "flight",
+    "held",
+    "kept",
+    "streams",
+    "dead",
+    "failed",
+    "retired",
+    "posted",
+    "unexpected",
+]
+STAGES = {S_START: "start", S_LOCAL: "local", S_RETRY: "retry", S_ROW: "row", S_BULK: "bulk"}
 
 
-class Core(Exchanges):
+class Core(Posts):
     """Settlement over the shared memory `m`; the caller holds the lock. `woken` collects who resumed."""
 
     def __init__(self, cfg: EngineConfig, memory: Memory) -> None:
         self.cfg, self.m, self.n = cfg, memory, cfg.num_ranks
+        self.planes = [cfg, *cfg.planes]
         self.heap: list[Event] = []
-        self.gets: dict[int, set[int]] = {}  # open gets by rank
         self.live = 0  # pending events that are not the end of a poll
+        self.gets, self.flight, self.held, self.kept, self.streams = {}, {}, {}, {}, {}
+        self.dead, self.failed, self.retired = set(), set(), set()
+        self.posted, self.unexpected = {}, {}
+        self.key, self.fresh = 0, set()
         self.woken: list[int] = []
+
+    def state(self) -> list[Any]:
+        """What must be handed on to the next process that enters."""
+        return [getattr(self, name) for name in STATE]
+
+    def restore(self, state: list[Any]) -> None:
+        for name, value in zip(STATE, state, strict=True):
+            setattr(self, name, value)
 
     # ---- events
     def push(self, p: int, t: int, key: int, peer: int = 0, payload: Any = None) -> None:
@@ -90,6 +116,7 @@ class Core(Exchanges):
 
     def process(self, event: Event) -> None:
         t, key, p, peer, payload = event
+        self.key = key
         stage = key & 63
         if stage == S_EGRESS:
             self.egress(t, key, p, payload)
@@ -97,18 +124,14 @@ class Core(Exchanges):
             self.ingress(t, key, p, peer, payload)
         elif stage == S_DELIVER:
             self.deliver(t, key, p, payload)
-        elif stage == S_ACK:
-            self.m.unacked[p] -= 1
-            self.evaluate(p, t)
+        elif stage in (S_ACK, S_RESPONSE):
+            self.answer(t, *payload)
         elif stage == S_ATOMIC:
             self.atomic(t, key, p, payload)
-        elif stage == S_RESPONSE:
-            self.m.done[p], self.m.result[p] = 1, payload
-            self.evaluate(p, t)
-        elif stage == S_ROW:
-            self.row(t, key, p, payload)
-        elif stage == S_BULK:
-            self.bulk(t, key, p, payload)
+        elif stage in STAGES:
+            getattr(self, STAGES[stage])(t, key, p, payload)
+        elif stage == S_FAIL:
+            self.failure(t, *payload)
         elif stage == S_PULL:
             self.pull(t, key, p, peer, payload)
         elif stage == S_PULL_IN:
@@ -127,58 +150,3 @@ class Core(Exchanges):
         h[0][p], h[1][p] = fold((h[0][p], h[1][p]), t, key, start, start + ser, nbytes, kind + 8 * (peer + 1))
         m.trace(t, key, start, start + ser, nbytes, p, peer, port, kind, self.fail)
         return start
-
-    def egress(self, t: int, key: int, p: int, op: Op) -> None:
-        cfg, get = self.cfg, op.kind == OP_GET
-        to = op.poster if get else op.peer
-        k = self.m.link(p, to)
-        ser = occupy_ps(op.nbytes, (cfg.read_bytes_per_s if get else cfg.write_bytes_per_s)[k])
-        latency = (cfg.response_latency_ps if get else cfg.put_latency_ps)[k]
-        if get and op.ref:
-            self.append_log(p, op, t, key, api.LOG_SNAPSHOT)
-        port = api.PORT_EGRESS if k else api.PORT_LOCAL
-        start = self.serve(p, port, api.KIND_GET if get else api.KIND_PUT, to, t, key, op.nbytes, ser)
-        self.m.bytes[k][op.poster] += op.nbytes
-        if k:
-            self.push(to, start + latency, staged(key, S_INGRESS), p, op)
-        else:
-            self.push(p, start + ser + latency, staged(key, S_DELIVER), p, op)
-
-    def ingress(self, t: int, key: int, p: int, peer: int, op: Op) -> None:
-        cfg, get, k = self.cfg, op.kind == OP_GET, self.m.link(p, peer)
-        ser = occupy_ps(op.nbytes, (cfg.read_bytes_per_s if get else cfg.write_bytes_per_s)[k])
-        self.settle_rows(p, t, key)
-        kind = api.KIND_GET if get else api.KIND_PUT
-        start = self.serve(p, api.PORT_INGRESS, kind, peer, t, key, op.nbytes, ser)
-        self.push(p, start + ser, staged(key, S_DELIVER), peer, op)
-
-    def append_log(self, p: int, op: Op, t: int, key: int, kind: int) -> None:
-        assert op.ref is not None
-        if not self.m.append_log(p, (t, kind, op.poster, *op.ref, key, 0, 0)):
-            self.fail(FATAL_LOG, p)
-
-    def deliver(self, t: int, key: int, p: int, op: Op) -> None:
-        if op.kind == OP_GET:
-            self.gets[p].discard(op.seq)
-            self.evaluate(p, t)
-            return
-        if op.ref:
-            self.append_log(p, op, t, key, api.LOG_PUT)
-        ack = self.cfg.ack_latency_ps[self.m.link(p, op.poster)]
-        self.push(op.poster, t + ack, staged(key, S_ACK), p)
-        if op.op:
-            words, i = self.m.words, self.m.word_at(p, op.word)
-            words[i] = op.value if op.op == api.SET else wrap(words[i] + op.value)
-            self.evaluate(p, t, op.word)
-
-    def atomic(self, t: int, key: int, p: int, op: Op) -> None:
-        words, i = self.m.words, self.m.word_at(p, op.word)
-        old = words[i]
-        if op.op == api.ATOMIC_ADD:
-            words[i] = wrap(old + op.value)
-        elif op.op == api.SWAP or old == op.compare:
-            words[i] = op.value
-        latency = self.cfg.response_latency_ps[self.m.link(p, op.poster)]
-        self.push(op.poster, t + latency, staged(key, S_RESPONSE), p, old)
-        if words[i] != old:
-            self.evaluate(p, t, op.word)

@@ -22,13 +22,7 @@ from emulator.engine.codes import (
     W_TEST,
 )
 from emulator.engine.twin_core import Core
-from emulator.engine.twin_events import (
-    OP_GET,
-    OP_PUT,
-    S_CHECK,
-    Op,
-    key_of,
-)
+from emulator.engine.twin_events import S_CHECK, Op, key_of
 from emulator.engine.twin_memory import INF, LATE, Memory
 from emulator.errors import UsageError
 
@@ -57,6 +51,8 @@ class TwinEntry(BaseEngine):
         self._wake_words = [first_word + 8 * p for p in range(cfg.num_ranks)]
         self._now, self._seq, self._calls = 0, 0, (0, 0)
         self._posts: list[Post] = []
+        self._retired: list[int] = []
+        self._seen_ps = 0  # time of my last observation
         self._result = self._slot = self._records = 0
         self._blob_seen = 0
         self._wake_all = False
@@ -76,7 +72,7 @@ class TwinEntry(BaseEngine):
         core.woken.clear()
         if m.facts[m.BLOB] != self._blob_seen:
             which = m.facts[m.BLOB] & 1
-            core.heap, core.gets, core.live = pickle.loads(m.blob[which])
+            core.restore(pickle.loads(m.blob[which]))
         if code == errno.EOWNERDEAD:
             self._wake_all = True  # the dead one may have decided waits and not woken anybody
             if m.facts[m.DIRTY]:
@@ -89,7 +85,7 @@ class TwinEntry(BaseEngine):
 
     def _release(self, wake_all: bool = False) -> None:
         m, core = self._memory, self._core
-        blob = pickle.dumps((core.heap, core.gets, core.live), protocol=5)
+        blob = pickle.dumps(core.state(), protocol=5)
         if len(blob) > m.blob_size:
             core.fail(FATAL_NODES, self.rank)
         else:
@@ -133,18 +129,19 @@ class TwinEntry(BaseEngine):
         code = self._sleep_until_woken(m.word[r])
         if not code:
             self._now, self._result = m.clock[r], m.result[r]
+            self._seen_ps = self._now
             self._records, self._slot = m.records[r], m.slot[r]
         return code
 
     def _hand_over(self) -> None:
         for p, t, key, peer, payload in self._posts:
             if isinstance(payload, Op):
-                if payload.kind == OP_PUT:
-                    self._memory.unacked[self.rank] += 1
-                elif payload.kind == OP_GET:
-                    self._core.gets.setdefault(self.rank, set()).add(payload.seq)
+                self._core.enrol(payload)
             self._core.push(p, t, key, peer, payload)
         self._posts.clear()
+        for stream in self._retired:
+            self._core.retire(self.rank, stream)
+        self._retired.clear()
 
     def _block_at(self, wait: int, timeout: int) -> None:
         m, r = self._memory, self.rank

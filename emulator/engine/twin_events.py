@@ -1,28 +1,100 @@
-"""Events of the Python twin: stages of an operation, keys, and what a put, get or atomic carries along."""
+"""Events of the Python twin: stages of an operation, keys, and what an operation carries along."""
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
-from emulator.engine.api import LogRef
+from emulator.engine.api import LOG_PUT, LOG_RMW, LOG_SNAPSHOT, LogRef
+from emulator.engine.posts import K_GET, K_PUT, K_SEND, K_WORD, POST_DTYPE, new_posts
 
-(S_ROW, S_EGRESS, S_INGRESS, S_DELIVER, S_ACK, S_ATOMIC, S_RESPONSE, S_PULL, S_PULL_IN, S_BULK) = range(1, 11)
-S_CHECK, S_TIMEOUT, S_POLL, S_RESUME = range(11, 15)
-OP_PUT, OP_GET, OP_ATOMIC = range(3)
+S_START, S_ROW, S_EGRESS, S_INGRESS, S_DELIVER, S_ACK, S_ATOMIC, S_RESPONSE = range(8)
+S_PULL, S_PULL_IN, S_BULK, S_CHECK, S_TIMEOUT, S_POLL, S_RESUME, S_LOCAL, S_RETRY, S_FAIL = range(8, 18)
 Event = tuple[int, int, int, int, Any]
 
+Post: Any = namedtuple("Post", POST_DTYPE.names or ())  # type: ignore[misc]
+"""A row of POST_DTYPE as plain integers."""
+BLANK = Post._make(new_posts(1)[0].tolist())
 
-class Op(NamedTuple):
-    """A put, get or atomic under way."""
 
-    kind: int
-    poster: int
-    peer: int
-    nbytes: int
-    seq: int
-    ref: LogRef | None
-    op: int = 0
-    word: int = 0
-    value: int = 0
-    compare: int = 0
+class Op:
+    """An operation under way.
+
+    Args:
+        post: what was posted, `BLANK` for the calls `put`, `get` and `atomic`.
+        posted: its post time.
+        ref: what the apply log of the target will say.
+        blocking: an `atomic` whose poster sleeps until the answer.
+        finished: it ended, as its poster knows it (with `status` and `old`, a word's old value).
+        void: it ended before it left; what arrives at the target says only that nothing comes.
+        silent: no record of it for its poster.
+        pair: (receive, send) of a rendezvous whose payload this operation pulls.
+    """
+
+    __slots__ = (
+        *(
+            "kind",
+            "poster",
+            "peer",
+            "nbytes",
+            "seq",
+            "plane",
+            "post",
+            "posted",
+            "ref",
+            "log_kind",
+            "op",
+            "word",
+        ),
+        *("value", "compare", "blocking", "finished", "void", "silent", "status", "old", "rnr_left"),
+        *("lost_left", "pair"),
+    )
+
+    def __init__(self, kind: int, poster: int, peer: int, nbytes: int, seq: int, post: Any = BLANK) -> None:
+        self.kind, self.poster, self.peer, self.nbytes, self.seq = kind, poster, peer, nbytes, seq
+        self.post, self.posted, self.plane = post, 0, post.plane
+        self.ref: LogRef | None = None
+        self.log_kind = post.log_kind
+        self.op, self.word, self.value, self.compare = post.op, post.word, post.value, post.compare
+        self.blocking = self.finished = self.void = self.silent = False
+        self.status = self.old = 0
+        self.rnr_left, self.lost_left = post.rnr_retries, post.lost_retries
+        self.pair: tuple[Op, Op] | None = None
+
+    def __reduce__(self) -> Any:
+        blank = self.post is BLANK
+        state = (None if blank else tuple(self.post), *(getattr(self, name) for name in _STATE))
+        return _restore, state
+
+    def with_log(self, ref: LogRef | None) -> "Op":
+        """The same with an entry of a `put` or `get` for the target's apply log."""
+        if ref is not None:
+            self.ref = LogRef(*map(int, ref))
+            self.log_kind = LOG_SNAPSHOT if self.kind == K_GET else LOG_PUT
+        return self
+
+    @property
+    def counts(self) -> bool:
+        """Later operations may have to wait for this one at its target."""
+        in_order = self.kind == K_GET and (self.post.stream > 0 or self.log_kind == LOG_RMW)
+        return in_order or self.kind in (K_PUT, K_SEND, K_WORD)
+
+
+_STATE = tuple(name for name in Op.__slots__ if name != "post")
+
+
+def _restore(post: Any, *values: Any) -> Op:
+    op: Op = Op.__new__(Op)
+    op.post = BLANK if post is None else Post._make(post)
+    for name, value in zip(_STATE, values, strict=True):
+        setattr(op, name, value)
+    return op
+
+
+def of_post(rank: int, seq: int, now: int, post: Any) -> Op:
+    """The operation of a row posted at `now`."""
+    op = Op(post.kind, rank, post.peer, post.nbytes, seq, post)
+    op.posted = now
+    op.ref = LogRef(post.file_id, post.file_offset, post.offset, post.real_bytes, post.op_id)
+    return op
 
 
 def key_of(rank: int, seq: int, sub: int, stage: int) -> int:

@@ -86,8 +86,10 @@ class TwinInspect(TwinEntry):
 
     def _hashes(self, rank: int) -> Int64Array:
         m = self._memory
-        ports = [h[rank] for port in m.hash for h in port]
-        return np.array([*ports, m.calls_0[rank], m.calls_1[rank]], dtype=np.int64)
+        ports = [(i, h0[rank], h1[rank]) for i, (h0, h1) in enumerate(m.hash)]
+        first = [h for _, *port in ports[:3] for h in port]
+        used = [x for port in ports[3:] if port[1] or port[2] for x in port]
+        return np.array([*first, m.calls_0[rank], m.calls_1[rank], *used], dtype=np.int64)
 
     def _waiters(self) -> list[Waiter]:
         m = self._memory
@@ -110,7 +112,8 @@ class TwinInspect(TwinEntry):
             entries=m.facts[m.ENTRIES],
             wake_ups=np.array(m.wakes),
             polls_skipped=np.array(m.skipped),
-            busy_ps=np.array(m.busy).T.copy(),
+            busy_ps=np.array(m.busy[:3]).T.copy(),
+            all_busy_ps=np.array(m.busy).T.copy(),
             bytes_by_class=np.array(m.bytes).T.copy(),
             wait_ps=np.array(m.waited),
         )

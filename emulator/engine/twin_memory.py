@@ -14,13 +14,14 @@ from emulator.engine import api
 from emulator.engine.api import EngineConfig
 from emulator.engine.codes import FATAL_TRACE
 from emulator.engine.config import link_class
+from emulator.engine.posts import INBOX_DTYPE, NUM_PORTS
 
 INF = LATE = 1 << 62
 HEADER = 4096
 COLUMNS = (
     "word state clock result wait seq since armed decided done a b c num_conditions any bound look unacked "
     "vain skipped wakes waited slot pull_start record exchange_seq remaining last records chain_count "
-    "chain_at log_head log_tail calls_0 calls_1"
+    "chain_at log_head log_tail calls_0 calls_1 inbox_head inbox_tail"
 )
 
 
@@ -38,10 +39,10 @@ class Memory:
         self.facts: Any = None if buf is None else memoryview(buf).cast("B")[:HEADER].cast("q")
         for name in COLUMNS.split():
             setattr(self, name, self._column(n))
-        self.free, self.busy = ([self._column(n) for _ in range(3)] for _ in range(2))
-        self.hash = [[self._column(n) for _ in range(2)] for _ in range(3)]
+        self.free, self.busy = ([self._column(n) for _ in range(NUM_PORTS)] for _ in range(2))
+        self.hash = [[self._column(n) for _ in range(2)] for _ in range(NUM_PORTS)]
         self.bytes = [self._column(n) for _ in range(4)]
-        self.words = self._column(n * cfg.words_per_rank)
+        self.words = self._column(n * (cfg.words_per_rank + 1))  # the last counts inbox records
         self.posted, self.taken, self.rowers = (self._column(slots) for _ in range(3))
         self.rounds = self._column(n * cfg.channels)
         self._place_arrays(n, slots)
@@ -76,9 +77,10 @@ class Memory:
         self.served = self._array(np.bool_, slots, n, n)
         self.classes = self._array(np.uint8, n, n)
         self.ahead = self._array(np.int32, 4, n, n)  # [class, target, source]
-        self.conditions = self._array(i8, n, cfg.words_per_rank, 3)
+        self.conditions = self._array(i8, n, cfg.conditions, 3)
         self.chains = self._array(i8, n, cfg.chain_steps, 5)
         self.logs = self._array(api.LOG_DTYPE, n, cfg.log_entries)
+        self.inboxes = self._array(INBOX_DTYPE, n, cfg.inbox_entries)
         self.records_ring = self._array(api.RECORD_DTYPE, cfg.trace_records)
 
     def initialise(self) -> None:
@@ -102,17 +104,30 @@ class Memory:
 
     def _least_latency_into(self, p: int) -> int:
         cfg = self.cfg
-        kinds = (cfg.put_latency_ps, cfg.request_latency_ps, cfg.response_latency_ps, cfg.ack_latency_ps)
+        kinds = [
+            latency
+            for plane in self.seen_planes()
+            for latency in (
+                plane.put_latency_ps,
+                plane.request_latency_ps,
+                plane.response_latency_ps,
+                plane.ack_latency_ps,
+            )
+        ]
         classes = {link_class(cfg, p, q) for q in range(self.n) if q != p}
         low = min((latency[k] for latency in kinds for k in classes), default=INF // 2)
         return min(low, INF // 2) if cfg.lookahead else 0
+
+    def seen_planes(self) -> list[Any]:
+        """Planes whose latencies bound how early another rank may reach one."""
+        return [self.cfg, *self.cfg.planes]
 
     # ---- small views
     def link(self, p: int, q: int) -> int:
         return int(self.classes[p, q])
 
     def word_at(self, p: int, word: int) -> int:
-        return p * self.cfg.words_per_rank + word
+        return p * (self.cfg.words_per_rank + 1) + word
 
     def conditions_of(self, p: int) -> Any:
         return self.conditions[p, : self.num_conditions[p]].tolist()

@@ -34,7 +34,7 @@ class Waits:
     cfg: EngineConfig
     m: Memory
     n: int
-    gets: dict[int, set[int]]  # open gets by rank
+    gets: dict[int, dict[int, int]]  # unanswered gets and atomics by rank: {sequence number: stream}
     woken: list[int]  # who resumed in this entry
 
     def push(self, p: int, t: int, key: int, peer: int = 0, payload: Any = None) -> None:

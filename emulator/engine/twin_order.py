@@ -1,0 +1,273 @@
+"""Order, streams and refusals in plain Python.
+
+Two local facts make order independent of the host. At the target: "is an earlier operation of the same
+poster that counts still not delivered or dropped here?"; earlier ones were handed over before, and leave
+only by the target's own events. At the poster: which of its operations are answered. No event at one rank
+asks what the other knows.
+"""
+
+from typing import Any
+
+from emulator.engine import api
+from emulator.engine.posts import (
+    DONE_ALWAYS,
+    DONE_ON_ERROR,
+    DONE_SENT,
+    FOR_EVER,
+    IN_DONE,
+    K_GET,
+    K_PUT,
+    K_SEND,
+    K_WORD,
+    ORD_FENCE,
+    ORD_STREAM,
+    ORD_STRONG,
+    ORD_TRACK,
+    ST_FLUSH,
+    ST_LOST,
+    ST_OK,
+    ST_REGION,
+    ST_RNR,
+)
+from emulator.engine.twin_events import (
+    S_ACK,
+    S_ATOMIC,
+    S_DELIVER,
+    S_EGRESS,
+    S_FAIL,
+    S_RETRY,
+    S_START,
+    Op,
+    key_of,
+)
+from emulator.engine.twin_inbox import FATAL_STREAM, Inboxes, file_of
+
+Pair = tuple[int, int]  # (poster, target) or (poster, stream)
+
+
+class Order(Inboxes):
+    """Who waits for whom, and what happens to those that fail.
+
+    flight: by (poster, target), operations not yet delivered or dropped there, by sequence number.
+    held: by (poster, target), operations that wait there, by the sequence number they wait for.
+    kept: by poster, operations that wait to start; {stream: in order}.
+    streams: operations of a stream whose record is still to come, in order.
+    dead, failed: streams that failed, as the poster and as the target know it.
+    retired: streams whose number is never used again.
+    """
+
+    flight: dict[Pair, dict[int, Op]]
+    held: dict[Pair, dict[int, list[Op]]]
+    kept: dict[int, dict[int, list[Op]]]
+    streams: dict[Pair, list[Op]]
+    dead: set[Pair]
+    failed: set[Pair]
+    retired: set[Pair]
+
+    def go_void(self, t: int, op: Op) -> None:
+        raise NotImplementedError
+
+    # ---- hand-over
+    def enrol(self, op: Op) -> None:
+        """An operation was handed over by its poster."""
+        r, stream = op.poster, op.post.stream
+        if op.kind == K_PUT:
+            self.m.unacked[r] += 1
+        elif op.kind in (K_GET, K_WORD) and not op.blocking:
+            self.gets.setdefault(r, {})[op.seq] = stream
+        if op.counts and not op.blocking:
+            self.flight.setdefault((r, op.peer), {})[op.seq] = op
+        if stream and op.kind <= K_SEND:
+            others = self.streams.setdefault((r, stream), [])
+            if others and others[-1].peer != op.peer:
+                self.fail(FATAL_STREAM, r)
+            others.append(op)
+
+    def retire(self, r: int, stream: int) -> None:
+        """The poster will not use this stream again."""
+        self.retired.add((r, stream))
+        self.forget((r, stream))
+
+    def forget(self, name: Pair) -> None:
+        """Drop what is known of a retired stream once nothing of it is under way."""
+        flying = (op for (r, _), ops in self.flight.items() if r == name[0] for op in ops.values())
+        if not any(op.post.stream == name[1] for op in flying) and not self.streams.get(name):
+            for known in (self.retired, self.dead, self.failed):
+                known.discard(name)
+
+    # ---- at the target
+    def order_bits(self, op: Op) -> int:
+        return int(op.post.order)
+
+    def blocker(self, op: Op) -> Op | None:
+        """The latest earlier operation that must be delivered or dropped before `op` may act."""
+        bits = self.order_bits(op)
+        if not bits & (ORD_STRONG | ORD_STREAM | ORD_FENCE):
+            return None
+        for other in reversed(self.flight.get((op.poster, op.peer), {}).values()):
+            if other.seq < op.seq and self.comes_before(other, op, bits):
+                return other
+        return None
+
+    def comes_before(self, other: Op, op: Op, bits: int) -> bool:
+        if bits & ORD_STREAM and other.post.stream == op.post.stream:
+            return True
+        if other.kind == K_GET and other.log_kind != api.LOG_RMW:
+            return False
+        strong = bits & ORD_STRONG and other.post.order & ORD_TRACK
+        return bool(strong or (bits & ORD_FENCE and other.seq < op.post.fence))
+
+    def admitted(self, t: int, key: int, p: int, op: Op) -> bool:
+        """May `op` act at p now? If not, it was dropped, held or refused."""
+        if (op.poster, op.post.stream) in self.failed:
+            self.leave_no_trace(t, key, p, op)
+            if op.post.done != DONE_SENT:
+                self.push(op.poster, t + self.ack_ps(p, op), key & ~63 | S_ACK, p, (op, ST_FLUSH))
+            return False
+        other = self.blocker(op)
+        if other:
+            self.hold(op, other)
+            return False
+        status = self.guards(p, op)
+        if status:
+            self.refuse(t, key, p, op, status)
+        return not status
+
+    def hold(self, op: Op, other: Op) -> None:
+        self.held.setdefault((op.poster, op.peer), {}).setdefault(other.seq, []).append(op)
+
+    def gone(self, t: int, op: Op) -> None:
+        """`op` was delivered or dropped at its target: those that waited for it go on."""
+        pair = op.poster, op.peer
+        ops = self.flight.get(pair)
+        if ops is None or ops.pop(op.seq, None) is None:
+            return
+        if not ops:
+            del self.flight[pair]
+        waiting = self.held.get(pair)
+        for x in waiting.pop(op.seq, ()) if waiting else ():
+            other = self.blocker(x)
+            if other:
+                self.hold(x, other)
+            else:
+                stage = {K_WORD: S_ATOMIC, K_GET: S_EGRESS}.get(x.kind, S_DELIVER)
+                self.push(x.peer, t, key_of(x.poster, x.seq, 0, stage), x.poster, x)
+        if waiting is not None and not waiting:
+            del self.held[pair]
+        name = op.poster, op.post.stream
+        if name in self.retired:
+            self.forget(name)
+
+    def leave_no_trace(self, t: int, key: int, p: int, op: Op) -> None:
+        """It ends at p without effect; what was staged for it is given back."""
+        if op.log_kind or (op.kind == K_SEND and op.post.real_bytes):
+            self.append_log(p, op, t, key, api.LOG_DROP)
+        self.gone(t, op)
+
+    def ack_ps(self, p: int, op: Op) -> int:
+        return int(self.planes[op.plane].ack_latency_ps[self.m.link(p, op.poster)])
+
+    def refuse(self, t: int, key: int, p: int, op: Op, status: int) -> None:
+        """p does not accept `op`: it comes again, or has failed with its stream."""
+        post, ack = op.post, self.ack_ps(p, op)
+        if post.done == DONE_SENT:
+            self.leave_no_trace(t, key, p, op)
+        elif status == ST_LOST and op.lost_left:
+            op.lost_left -= 1
+            self.push(op.poster, t + max(post.lost_ps, ack), key & ~63 | S_RETRY, p, op)
+        elif status == ST_RNR and op.rnr_left:
+            op.rnr_left -= op.rnr_left != FOR_EVER
+            self.push(op.poster, t + ack + self.rnr_ps(p, post), key & ~63 | S_RETRY, p, op)
+        else:
+            if post.stream:
+                self.failed.add((op.poster, post.stream))
+            if status == ST_REGION and post.note:
+                self.notice(p, t, op, status)
+            self.leave_no_trace(t, key, p, op)
+            delay = max(post.lost_ps, ack) if status == ST_LOST else ack
+            self.push(op.poster, t + delay, key & ~63 | S_FAIL, p, (op, status))
+        self.tell(p, t)
+
+    def rnr_ps(self, p: int, post: Any) -> int:
+        """A sender without a receive waits its own time, and what the receiver's state word asks."""
+        asked = self.m.words[self.m.word_at(p, post.state_word)] >> 6 if post.state_word >= 0 else 0
+        return int(post.rnr_ps + max(asked, 0))
+
+    # ---- at the poster
+    def finish(self, t: int, op: Op, status: int, old: int = 0) -> None:
+        """The operation has ended, as its poster learns at t; once."""
+        if op.finished:
+            return
+        op.finished, op.status, op.old = True, status, old
+        r = op.poster
+        self.m.unacked[r] -= op.kind == K_PUT
+        if self.gets.get(r, {}).pop(op.seq, None) is not None:
+            self.go_on(t, r)
+        name = r, op.post.stream
+        waiting = self.streams.get(name, []) if op.post.stream else [op]
+        while waiting and waiting[0].finished:
+            self.report(t, waiting.pop(0))
+        if op.post.stream and not waiting:
+            self.streams.pop(name, None)
+
+    def report(self, t: int, op: Op) -> None:
+        done = op.post.done
+        if op.silent or not (
+            done in (DONE_ALWAYS, DONE_SENT) or (done == DONE_ON_ERROR and op.status != ST_OK)
+        ):
+            return
+        self.record(op.poster, t, IN_DONE, op.peer, op.status, op, op.old, op.nbytes, op, file_of(op))
+
+    def may_start(self, op: Op) -> bool:
+        """Fewer than `rd_below` of the earlier gets and atomics (of its stream) are unanswered."""
+        below, stream = op.post.rd_below, op.post.stream
+        if not below:
+            return True
+        gets = self.gets.get(op.poster, {})
+        return bool(sum(seq < op.seq and stream in (0, s) for seq, s in gets.items()) < below)
+
+    def keep(self, op: Op) -> bool:
+        """Must `op` wait to start? Then it does."""
+        r, stream = op.poster, op.post.stream
+        waiting = self.kept.get(r, {}).get(stream, [])
+        behind = stream > 0 and any(x.seq < op.seq for x in waiting)
+        if self.may_start(op) and not behind:
+            return False
+        waiting = self.kept.setdefault(r, {}).setdefault(stream, [])
+        waiting.append(op)
+        waiting.sort(key=lambda x: x.seq)
+        return True
+
+    def go_on(self, t: int, r: int) -> None:
+        """An answer came to r: who may start now?"""
+        for stream, waiting in self.kept.get(r, {}).items():
+            for op in waiting[:]:
+                if self.may_start(op):
+                    waiting.remove(op)
+                    self.push(r, t, key_of(r, op.seq, 0, S_START), r, op)
+                elif stream:
+                    break
+
+    def end_stream(self, t: int, name: Pair, after: int, silent: bool = False) -> None:
+        """The stream is dead: what was posted to it before t, with numbers above `after`, is flushed."""
+        self.dead.add(name)
+        late = [op for op in self.streams.get(name, ()) if op.seq > after and op.posted < t]
+        for op in late:
+            op.silent |= silent
+        for op in late:
+            self.flush(t, op)
+
+    def flush(self, t: int, op: Op) -> None:
+        self.finish(t, op, ST_FLUSH)
+        waiting = self.kept.get(op.poster, {}).get(op.post.stream, [])
+        if op in waiting:
+            waiting.remove(op)
+            self.go_void(t, op)
+
+    def failure(self, t: int, op: Op, status: int) -> None:
+        """S_FAIL: the poster learns that the operation failed."""
+        self.finish(t, op, status)
+        name = op.poster, op.post.stream
+        if op.post.stream and name not in self.dead:
+            self.end_stream(t, name, op.seq)
+        self.tell(op.poster, t)

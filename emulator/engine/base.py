@@ -83,13 +83,22 @@ class BaseEngine(Checks):
         return self._result
 
     def post(self, posts: Posts, step_ps: int = 0) -> int:
-        raise InternalError("posts have not landed yet", rank=self.rank)
+        if self._finished or not self._is_batch(posts) or not 0 <= step_ps <= LIMIT_PS:
+            self._explain_batch(posts, step_ps)
+        if not self._checks_posts:
+            self._explain_posts(posts)
+        first = self._post_all(posts, step_ps)
+        if first < 0:
+            self._explain_posts(posts)
+            raise InternalError(f"post: row {-first - 1} was refused, nobody knows why", rank=self.rank)
+        return first
 
     def retire(self, stream: int) -> None:
-        raise InternalError("posts have not landed yet", rank=self.rank)
+        self._alive("retire")
+        self._retire(stream)
 
     def inbox(self) -> Inbox:
-        raise InternalError("posts have not landed yet", rank=self.rank)
+        return self._take_inbox()
 
     @property
     def inbox_word(self) -> int:
@@ -110,13 +119,13 @@ class BaseEngine(Checks):
         self, conditions: Sequence[tuple[int, int, int]], any_: bool = False, timeout_ps: int | None = None
     ) -> int:
         self._alive("wait")
-        if not 1 <= len(conditions) <= self.config.words_per_rank:
+        if not 1 <= len(conditions) <= self.config.conditions:
             raise UsageError(
-                f"wait: {len(conditions)} conditions, must be 1 to {self.config.words_per_rank}",
+                f"wait: {len(conditions)} conditions, must be 1 to {self.config.conditions}",
                 rank=self.rank,
             )
         for word, cmp, _ in conditions:
-            self._word_arg("wait", word)
+            self._word_arg("wait", word, mine=True)
             self._choice("wait", "comparison", cmp, range(6))
         if timeout_ps is not None:
             self._amount("wait", "timeout_ps", timeout_ps)
@@ -125,12 +134,12 @@ class BaseEngine(Checks):
         return self._result
 
     def test(self, word: int, cmp: int, value: int) -> bool:
-        self._word_arg("test", word)
+        self._word_arg("test", word, mine=True)
         self._choice("test", "comparison", cmp, range(6))
         return bool(self._block("test", W_TEST, word, cmp, wrap(value)))
 
     def read(self, word: int) -> int:
-        self._word_arg("read", word)
+        self._word_arg("read", word, mine=True)
         return self._block("read", W_READ, word)
 
     def observe(self) -> None:

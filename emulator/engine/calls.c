@@ -3,39 +3,6 @@
 #include "heap.h"
 #include <stdlib.h>
 
-static post_t *new_post(local_t *l)
-{
-    if (l->num_posts == l->max_posts) {
-        i64 size = l->max_posts ? 2 * l->max_posts : 64;
-        post_t *more = realloc(l->posts, (size_t)size * sizeof *more);
-        if (!more) abort();
-        l->posts = more;
-        l->max_posts = size;
-    }
-    return l->posts + l->num_posts++;
-}
-
-static void post_op(local_t *l, i64 delay, i64 stage, i64 at, const op_t *o)
-{
-    post_t *p = new_post(l);
-    *p = (post_t){ l->now + delay, key_of(l->rank, l->seq, 0, stage), at, 0, 1, *o };
-    p->op.poster = (i32)l->rank;
-    p->op.seq = l->seq;
-}
-
-static op_t op_with_ref(i32 kind, i64 peer, i64 bytes, const ref_t *ref)
-{
-    op_t o = { 0 };
-    o.kind = kind;
-    o.peer = (i32)peer;
-    o.bytes = bytes;
-    if (ref) {
-        o.ref = *ref;
-        o.has_ref = 1;
-    }
-    return o;
-}
-
 int sp_compute(local_t *l, i64 ps, i64 kind, i64 publish)
 {
     i64 start = l->now;
@@ -49,26 +16,6 @@ void sp_fence(local_t *l)
 {
     sp_begin(l);
     sp_note(l, C_FENCE, l->now, 0, 0, 0);
-}
-
-void sp_put(local_t *l, i64 dst, i64 bytes, const ref_t *ref, i64 op, i64 word, i64 value)
-{
-    sp_begin(l);
-    op_t o = op_with_ref(OP_PUT, dst, bytes, ref);
-    o.op = (i32)op;
-    o.word = word;
-    o.value = value;
-    post_op(l, 0, S_EGRESS, l->rank, &o);
-    sp_note(l, C_PUT, l->now, dst, bytes, op ? word : -1);
-}
-
-i64 sp_get(local_t *l, i64 src, i64 bytes, const ref_t *ref)
-{
-    sp_begin(l);
-    op_t o = op_with_ref(OP_GET, src, bytes, ref);
-    post_op(l, l->c->cfg.request[CLASS(l->c, l->rank, src)], S_EGRESS, src, &o);
-    sp_note(l, C_GET, l->now, src, bytes, 0);
-    return l->seq;
 }
 
 /* QUIET, GET (a = handle), READ (a = word), OBSERVE, TEST (a = word, b = comparison, d = value). */
@@ -85,29 +32,12 @@ int sp_block(local_t *l, i64 wait, i64 a, i64 b, i64 d)
     return code;
 }
 
-int sp_atomic(local_t *l, i64 dst, i64 word, i64 op, i64 value, i64 compare)
-{
-    i64 start = l->now;
-    sp_begin(l);
-    op_t o = op_with_ref(OP_ATOMIC, dst, 0, 0);
-    o.word = word;
-    o.op = (i32)op;
-    o.value = value;
-    o.compare = compare;
-    post_op(l, l->c->cfg.request[CLASS(l->c, l->rank, dst)], S_ATOMIC, dst, &o);
-    RANK(l->c, l->rank)->a = dst;
-    RANK(l->c, l->rank)->b = word;
-    int code = sp_enter(l, W_ATOMIC, -1, 0);
-    if (!code) sp_note(l, W_ATOMIC, start, dst, word, l->result);
-    return code;
-}
-
 int sp_wait(local_t *l, const condition_t *conditions, i64 count, i64 any, i64 timeout)
 {
     i64 start = l->now;
     rank_t *r = RANK(l->c, l->rank);
     sp_begin(l);
-    memcpy(AT(l->c, condition_t, l->c->conditions) + l->rank * l->c->cfg.words, conditions,
+    memcpy(AT(l->c, condition_t, l->c->conditions) + l->rank * l->c->cfg.conditions, conditions,
            (size_t)count * sizeof *conditions);
     r->num_conditions = count;
     r->any = any;
@@ -150,7 +80,12 @@ int sp_post_row(local_t *l, const row_args_t *a)
     AT(c, i64, s->row_bytes)[p] = a->row_bytes;
     AT(c, i64, s->tag)[p] = a->tag;
     AT(c, i64, s->records)[p] = INF;
-    *new_post(l) = (post_t){ l->now, key_of(p, l->seq, 0, S_ROW), p, slot, 0, { 0 } };
+    post_t *post = sp_new_post(l);
+    post->t = l->now;
+    post->key = key_of(p, l->seq, 0, S_ROW);
+    post->target = p;
+    post->aux = slot;
+    post->has_op = 0;
     l->slot = slot;
     return 0;
 }

@@ -1,14 +1,72 @@
 """Argument checks: one clear line per mistake, before any time passes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from emulator.engine.api import ChainStep, Int32Array
+from emulator.engine.api import (
+    ADD,
+    ATOMIC_XOR,
+    LOG_PUT,
+    LOG_RMW,
+    LOG_SNAPSHOT,
+    ChainStep,
+    EngineConfig,
+    Int32Array,
+)
 from emulator.engine.codes import LIMIT_PS, ROW_LIMIT
+from emulator.engine.posts import (
+    DONE_ON_ERROR,
+    DONE_SENT,
+    FOR_EVER,
+    K_CLOSE,
+    K_GET,
+    K_PUT,
+    K_SEND,
+    K_WORD,
+    NUM_UNITS,
+    POST_DTYPE,
+    Posts,
+)
 from emulator.engine.primitives import Primitives
 from emulator.errors import UsageError
+
+
+def post_limits(cfg: EngineConfig, posts: Posts) -> Iterator[tuple[str, Any, Any]]:
+    """What each field of a post may be: (field, least, most), numbers or arrays [count]."""
+    kind, plenty = posts["kind"], (1 << 31) - 1
+    put, words = (kind == K_PUT) | (kind == K_SEND), cfg.words_per_rank - 1
+    yield "kind", K_PUT, K_CLOSE
+    for field in ("nbytes", "pull_bytes"):
+        yield field, 0, 1 << 50
+    for field in ("start_ps", "unit_ps", "tail_ps", "done_ps", "region_bytes"):
+        yield field, 0, LIMIT_PS
+    for field in ("rnr_ps", "lost_ps"):
+        yield field, 1, LIMIT_PS
+    yield "region_offset", -LIMIT_PS, LIMIT_PS
+    yield "unit", -1, NUM_UNITS - 1
+    yield "plane", 0, len(cfg.planes)
+    yield "peer", 0, cfg.num_ranks - 1
+    for field in ("stream", "rd_below", "lost_retries"):
+        yield field, 0, plenty
+    for field in ("fence", "capacity"):
+        yield field, 0, (1 << 63) - 1
+    yield "order", 0, 15
+    yield "op", 0, np.where(kind == K_WORD, ATOMIC_XOR, ADD)
+    yield "word", 0, words
+    yield "note", 0, 1
+    yield "done", 0, np.where(put & (posts["pull_bytes"] <= 0), DONE_SENT, DONE_ON_ERROR)
+    get, logged = kind == K_GET, posts["log_kind"] != 0
+    yield (
+        "log_kind",
+        np.where(get & logged, LOG_SNAPSHOT, 0),
+        np.where(put, LOG_PUT, np.where(get, LOG_RMW, 0)),
+    )
+    for field in ("region_word", "state_word"):
+        yield field, -1, plenty
+    yield "rnr_retries", -1, FOR_EVER
+    yield "source", -1, cfg.num_ranks - 1
 
 
 class Checks(Primitives):
@@ -23,8 +81,9 @@ class Checks(Primitives):
                 f"{call}: rank {peer} does not exist, ranks are 0 to {self.num_ranks - 1}", rank=self.rank
             )
 
-    def _word_arg(self, call: str, word: int) -> None:
-        if not 0 <= word < self.config.words_per_rank:
+    def _word_arg(self, call: str, word: int, mine: bool = False) -> None:
+        """mine: a word of this rank that is only looked at, so the inbox word is allowed."""
+        if not 0 <= word < self.config.words_per_rank + mine:
             last = self.config.words_per_rank - 1
             raise UsageError(f"{call}: word {word} does not exist, words are 0 to {last}", rank=self.rank)
 
@@ -60,6 +119,32 @@ class Checks(Primitives):
             self._choice("exchange: chain", "channel", step.channel, range(self.config.channels))
             if step.channel in self._open or min(step) < 0:
                 raise UsageError(f"exchange: {step} has an open channel or a negative number", rank=self.rank)
+
+    def _is_batch(self, posts: Posts) -> bool:
+        return (
+            isinstance(posts, np.ndarray)
+            and posts.dtype == POST_DTYPE
+            and posts.ndim == 1
+            and posts.flags.c_contiguous
+        )
+
+    def _explain_batch(self, posts: Posts, step_ps: int) -> None:
+        self._alive("post")
+        self._amount("post", "step_ps", step_ps)
+        kind = f"{posts.dtype} {posts.shape}" if isinstance(posts, np.ndarray) else type(posts).__name__
+        raise UsageError(f"post: needs a contiguous row of POST_DTYPE, got {kind}", rank=self.rank)
+
+    def _explain_posts(self, posts: Posts) -> None:
+        """Raise for the first row and field that is out of range. (posts.c checks the same.)"""
+        for field, low, high in post_limits(self.config, posts):
+            values = posts[field]
+            bad = np.flatnonzero((values < low) | (values > high))
+            if len(bad):
+                row = int(bad[0])
+                least, most = (int(np.broadcast_to(x, len(posts))[row]) for x in (low, high))
+                raise UsageError(
+                    f"post: {field} of row {row} is {values[row]}, must be {least} to {most}", rank=self.rank
+                )
 
     def _copy_row(self, name: str, values: Any, into: Int32Array) -> None:
         """Numbers of a caller's array, checked."""

@@ -14,13 +14,15 @@ COMPARISONS = ("==", "!=", ">", ">=", "<", "<=")
     FATAL_ABORT,
     FATAL_OPERATIONS,
 ) = range(8)
-FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE = range(8, 12)
+FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM = range(8, 14)
 OVERFLOWS = {
     FATAL_OPERATIONS: "too many operations under way at once",
     FATAL_NODES: "no room for pending events (raise node_bytes)",
     FATAL_LOG: "the apply log of rank {rank} is full (raise log_entries, or bound what is outstanding)",
     FATAL_TRACE: "the trace ring is full and could not be written out",
     FATAL_REUSE: "an exchange was posted on a channel whose buffers are still in use",
+    FATAL_INBOX: "the inbox of rank {rank} is full (raise inbox_entries, or let it take its records)",
+    FATAL_STREAM: "rank {rank} used one stream towards two ranks",
 }
 LIMIT_PS = 1 << 60
 ROW_LIMIT = 1 << 31

@@ -3,8 +3,9 @@
 import numpy as np
 
 from emulator.engine import api
-from emulator.engine.api import EngineConfig, Int64Array
+from emulator.engine.api import EngineConfig, Int64Array, PlaneConfig
 from emulator.engine.codes import LIMIT_PS
+from emulator.engine.posts import MAX_PLANES
 from emulator.errors import UsageError
 
 
@@ -19,13 +20,14 @@ def check_config(cfg: EngineConfig) -> None:
         )
     if cfg.dies_per_node > 1023:
         raise UsageError(f"dies_per_node is {cfg.dies_per_node}, at most 1023")
-    for name in ("put_latency_ps", "request_latency_ps", "response_latency_ps", "ack_latency_ps"):
-        if len(getattr(cfg, name)) != 4 or min(getattr(cfg, name)) < 0 or max(getattr(cfg, name)) > LIMIT_PS:
-            raise UsageError(f"{name} must be four times of at least 0 ps, is {getattr(cfg, name)}")
-    for name in ("write_bytes_per_s", "read_bytes_per_s"):
-        if len(getattr(cfg, name)) != 4 or min(getattr(cfg, name)) < 1 or max(getattr(cfg, name)) > 1 << 62:
-            raise UsageError(f"{name} must be four bandwidths of at least 1 B/s, is {getattr(cfg, name)}")
+    _check_plane(0, cfg)
+    if len(cfg.planes) >= MAX_PLANES:
+        raise UsageError(f"{len(cfg.planes) + 1} planes, at most {MAX_PLANES}")
+    for i, plane in enumerate(cfg.planes):
+        _check_plane(i + 1, plane)
     positive = (
+        "conditions",
+        "inbox_entries",
         "call_price_ps",
         "poll_price_ps",
         "poll_max_polls",
@@ -44,21 +46,32 @@ def check_config(cfg: EngineConfig) -> None:
         )
 
 
+def _check_plane(number: int, plane: EngineConfig | PlaneConfig) -> None:
+    which = f"plane {number}: " if number else ""
+    for name in PlaneConfig._fields:
+        four, latency = getattr(plane, name), name.endswith("_ps")
+        low, high = (0, LIMIT_PS) if latency else (1, 1 << 62)
+        if len(four) != 4 or min(four) < low or max(four) > high:
+            what = "times of at least 0 ps" if latency else "bandwidths of at least 1 B/s"
+            raise UsageError(f"{which}{name} must be four {what}, is {four}")
+
+
+def planes_of(cfg: EngineConfig) -> list[PlaneConfig]:
+    """All planes, number 0 first."""
+    return [PlaneConfig(*(getattr(cfg, name) for name in PlaneConfig._fields)), *cfg.planes]
+
+
 def config_numbers(cfg: EngineConfig) -> Int64Array:
     """The configuration as the layout's config_t."""
     flat = [cfg.num_ranks, cfg.dies_per_chip, cfg.dies_per_node]
-    for four in (
-        cfg.put_latency_ps,
-        cfg.request_latency_ps,
-        cfg.response_latency_ps,
-        cfg.ack_latency_ps,
-        cfg.write_bytes_per_s,
-        cfg.read_bytes_per_s,
-    ):
-        flat.extend(four)
+    for plane in planes_of(cfg):
+        for four in plane:
+            flat.extend(four)
+    flat += [0] * (24 * (MAX_PLANES - 1 - len(cfg.planes)))
     flat += [cfg.call_price_ps, cfg.poll_price_ps, cfg.poll_max_polls, cfg.words_per_rank, cfg.channels]
     flat += [cfg.chain_steps, cfg.log_entries, int(cfg.lookahead), max(1, int(cfg.wall_deadline_s * 1000))]
     flat += [int(cfg.keep_going), cfg.livelock_polls, cfg.trace_records, cfg.node_bytes]
+    flat += [cfg.conditions, cfg.inbox_entries, 1 + len(cfg.planes)]
     return np.array(flat, dtype=np.int64)
 
 

@@ -88,32 +88,23 @@ static void release(local_t *l, int wake_all)
         if (l->ctx.woken[i] != l->rank) futex(&RANK(c, l->ctx.woken[i])->word, FUTEX_WAKE, 1, 0);
 }
 
-static i64 take_op(core_t *c)
-{
-    i64 i = c->op_free - 1;
-    if (i >= 0) c->op_free = OP(c, i)->next;
-    else if (c->ops_used < c->num_ops) i = c->ops_used++;
-    return i;
-}
-
 static void hand_over(local_t *l)
 {
     core_t *c = l->c;
-    rank_t *r = RANK(c, l->rank);
     for (i64 k = 0; k < l->num_posts; k++) {
         const post_t *p = l->posts + k;
         i64 aux = p->aux;
+        if (p->target < 0) {
+            sp_retire(c, l->rank, aux);
+            continue;
+        }
         if (p->has_op) {
-            if ((aux = take_op(c)) < 0) {
+            if ((aux = sp_take_op(c)) < 0) {
                 sp_fail(c, FATAL_OPERATIONS, l->rank);
                 break;
             }
             *OP(c, aux) = p->op;
-            r->unacked += p->op.kind == OP_PUT;
-            if (p->op.kind == OP_GET) {
-                OP(c, aux)->next = (i32)r->gets;
-                r->gets = aux + 1;
-            }
+            sp_admit(&l->ctx, aux);
         }
         push(&l->ctx, p->target, p->t, p->key, 0, l->rank, aux);
     }
@@ -190,7 +181,7 @@ int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
     if (!wait) return 0;
     int code = sleep_until_woken(l, ticket);
     if (code) return code;
-    l->now = r->clock;
+    l->now = l->observed = r->clock;
     l->result = r->result;
     l->records = r->records;
     l->slot = r->slot;

@@ -3,6 +3,7 @@
 #define SUPERPOD_ENTRY_H
 #include "layout.h"
 
+/* An event to be handed over, with its operation if it has one. target -1: retire stream `aux`. */
 typedef struct { i64 t, key; i64 target, aux, has_op; op_t op; } post_t;
 
 typedef struct {
@@ -10,7 +11,7 @@ typedef struct {
     i64 args[9];                                  /* written by the caller of sp_exchange */
     i32 *rows; /* i32[4][n], i64[n]: counts and offsets in, counts, offsets and tags out */
     core_t *c;
-    i64 rank, seq, calls[2], num_posts, max_posts, finished;
+    i64 rank, seq, calls[2], num_posts, max_posts, finished, observed;
     post_t *posts;
     uint8_t *open; /* by channel: posted, not waited for */
     ctx_t ctx;
@@ -24,6 +25,7 @@ typedef struct {
 } row_args_t;
 typedef struct { i32 *counts, *offsets; } row_t;
 
+post_t *sp_new_post(local_t *l);
 int sp_compute(local_t *l, i64 ps, i64 kind, i64 publish);
 row_t sp_next_row(local_t *l, i64 channel);
 int sp_post_row(local_t *l, const row_args_t *a);

@@ -55,7 +55,7 @@ void sp_bytes_by_class(local_t *l, i64 *out)
 
 void sp_conditions(local_t *l, i64 rank, i64 count, i64 *out)
 {
-    memcpy(out, AT(l->c, condition_t, l->c->conditions) + rank * l->c->cfg.words, (size_t)count * sizeof(condition_t));
+    memcpy(out, AT(l->c, condition_t, l->c->conditions) + rank * l->c->cfg.conditions, (size_t)count * sizeof(condition_t));
 }
 
 i64 sp_missing(local_t *l, i64 slot, i32 *out) /* who has not posted */
@@ -66,12 +66,26 @@ i64 sp_missing(local_t *l, i64 slot, i32 *out) /* who has not posted */
     return k;
 }
 
-/* out: i64[8]: ports' hashes, then the calls' */
-void sp_hashes(local_t *l, i64 rank, i64 *out)
+void sp_busy(local_t *l, i64 *out) /* out: i64[n][NUM_PORTS] */
+{
+    for (i64 p = 0; p < l->c->cfg.n; p++, out += NUM_PORTS) memcpy(out, RANK(l->c, p)->busy, NUM_PORTS * sizeof *out);
+}
+
+/* out: hashes of the ports of plane 0, of the calls, then (port, hash) of every other port ever used; returns how many
+ * numbers, at most 8 + 3 * (NUM_PORTS - 3) */
+i64 sp_hashes(local_t *l, i64 rank, i64 *out)
 {
     rank_t *r = RANK(l->c, rank);
-    memcpy(out, r->hash, sizeof r->hash);
+    i64 k = 8;
+    memcpy(out, r->hash, 6 * sizeof *out);
     memcpy(out + 6, r->calls, sizeof r->calls);
+    for (i64 port = 3; port < NUM_PORTS; port++) {
+        if (!(r->used >> port & 1)) continue;
+        out[k++] = port;
+        out[k++] = r->hash[port][0];
+        out[k++] = r->hash[port][1];
+    }
+    return k;
 }
 
 /* out: i64[6]: fatal code, its rank, events, entries, initialised, link class of (a, b) */
@@ -83,6 +97,12 @@ void sp_facts(core_t *c, i64 a, i64 b, i64 *out)
 }
 
 i64 sp_version(void) { return SP_VERSION; }
+
+void sp_sizes(i64 *out) /* of what Python has a dtype for: posts, inbox, log, trace records */
+{
+    i64 sizes[4] = { sizeof(args_t), sizeof(inbox_t), sizeof(log_t), sizeof(record_t) };
+    memcpy(out, sizes, sizeof sizes);
+}
 
 const char *sp_reason(core_t *c) { return c->reason; }
 

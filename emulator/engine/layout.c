@@ -34,11 +34,12 @@ static void plan(core_t *c, slot_t *slots)
     c->head_key = place(&p, c->half * 8);
     c->classes = place(&p, n * n);
     c->paths = place(&p, n * n * 4);
-    c->words = place(&p, n * k->words * 8);
-    c->conditions = place(&p, n * k->words * (i64)sizeof(condition_t));
+    c->words = place(&p, n * (k->words + 1) * 8);
+    c->conditions = place(&p, n * k->conditions * (i64)sizeof(condition_t));
     c->chains = place(&p, n * k->chain_steps * (i64)sizeof(chain_t));
     c->rounds = place(&p, n * k->channels * 8);
     c->logs = place(&p, n * k->log_entries * (i64)sizeof(log_t));
+    c->inboxes = place(&p, n * k->inbox_entries * (i64)sizeof(inbox_t));
     c->slots = place(&p, 2 * k->channels * (i64)sizeof(slot_t));
     for (i64 s = 0; s < 2 * k->channels; s++) {
         slot_t dummy;
@@ -46,6 +47,9 @@ static void plan(core_t *c, slot_t *slots)
     }
     c->num_ops = max64(65536, 512 * n);
     c->ops = place(&p, c->num_ops * (i64)sizeof(op_t));
+    c->streams = place(&p, c->num_ops * (i64)sizeof(stream_t));
+    for (c->stream_mask = 1023; c->stream_mask < c->num_ops / 4; c->stream_mask = 2 * c->stream_mask + 1) {}
+    c->stream_table = place(&p, (c->stream_mask + 1) * 4);
     c->trace = place(&p, k->trace_records * (i64)sizeof(record_t));
     c->arena_size = k->node_bytes ? k->node_bytes : max64((i64)16 << 20, n * (8 * n + 1024) * (i64)sizeof(node_t));
     c->arena = place(&p, c->arena_size);
@@ -98,17 +102,21 @@ static void fill_paths(core_t *c)
 
 static i64 least_latency_into(const core_t *c, i64 p)
 {
-    const config_t *k = &c->cfg;
-    i64 low = INF;
-    for (i64 q = 0; q < k->n; q++) {
-        if (q == p) continue;
-        int l = CLASS(c, p, q);
-        low = min64(low, min64(min64(k->put[l], k->request[l]), min64(k->response[l], k->ack[l])));
+    i64 low = INF, least[4] = { INF, INF, INF, INF }, planes = c->cfg.planes;
+#ifdef BREAK_LOOK_ONE_PLANE
+    planes = 1;
+#endif
+    for (i64 i = 0; i < 4 * planes; i++) {
+        const plane_t *k = &c->cfg.plane[i / 4];
+        i64 l = i % 4;
+        least[l] = min64(least[l], min64(min64(k->put[l], k->request[l]), min64(k->response[l], k->ack[l])));
     }
+    for (i64 q = 0; q < c->cfg.n; q++)
+        if (q != p) low = min64(low, least[CLASS(c, p, q)]);
 #ifdef BREAK_LOOKAHEAD
     return min64(low, INF / 2) + 1;
 #endif
-    return k->lookahead ? min64(low, INF / 2) : 0;
+    return c->cfg.lookahead ? min64(low, INF / 2) : 0;
 }
 
 int sp_create(core_t *c, const i64 *cfg)

@@ -1,6 +1,7 @@
 /* What lies where in the shared buffer. Offsets only: the buffer has another address in every process.
  *
- *   core_t | ranks | trees | path tables | words | conditions | chains | rounds | logs | slots | operations | trace | node arena
+ *   core_t | ranks | trees | path tables | words | conditions | chains | rounds | logs | inboxes | slots | operations |
+ *   streams | trace | node arena
  */
 #ifndef SUPERPOD_LAYOUT_H
 #define SUPERPOD_LAYOUT_H
@@ -18,35 +19,75 @@ typedef uint32_t u32;
 #define INF ((i64)1 << 62)
 #define LATE ((i64)1 << 62) /* time-outs, observations and resumptions sort after everything else at their instant */
 #define MAX_RANKS 4095
-#define SP_VERSION 3 /* of the functions native.py calls; change both together */
+#define MAX_PLANES 4
+#define NUM_UNITS 4
+#define PORT_UNIT (3 * MAX_PLANES)
+#define NUM_PORTS (PORT_UNIT + NUM_UNITS)
+#define QUEUES 16 /* match queues of a rank, by context */
+#define SP_VERSION 4 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };
-/* Stages grow along one operation; those from S_CHECK on are LATE. */
-enum { S_NONE, S_ROW, S_EGRESS, S_INGRESS, S_DELIVER, S_ACK, S_ATOMIC, S_RESPONSE, S_PULL, S_PULL_IN, S_BULK,
-       S_CHECK, S_TIMEOUT, S_POLL, S_RESUME };
-enum { OP_PUT, OP_GET, OP_ATOMIC };
+/* Stages grow along one operation at one instant; S_CHECK to S_RESUME are LATE. */
+enum { S_START, S_ROW, S_EGRESS, S_INGRESS, S_DELIVER, S_ACK, S_ATOMIC, S_RESPONSE, S_PULL, S_PULL_IN, S_BULK,
+       S_CHECK, S_TIMEOUT, S_POLL, S_RESUME, S_LOCAL, S_RETRY, S_FAIL };
+enum { K_PUT, K_GET, K_WORD, K_SEND, K_LOCAL, K_RECV, K_CLOSE };
+enum { ORD_TRACK = 1, ORD_STRONG = 2, ORD_STREAM = 4, ORD_FENCE = 8 };
+enum { DONE_NEVER, DONE_ALWAYS, DONE_ON_ERROR, DONE_SENT };
+enum { ST_OK, ST_REGION, ST_LOST, ST_RNR, ST_FLUSH, ST_LENGTH };
+enum { IN_DONE = 1, IN_NOTE, IN_MATCH, IN_UNEXPECTED };
+enum { NO_OP, SET, ADD };
+enum { ATOMIC_ADD, SWAP, CAS, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR };
 enum { W_NONE, W_WAIT, W_QUIET, W_GET, W_ATOMIC, W_READ, W_OBSERVE, W_TEST, W_POLL, W_EXCHANGE };
-enum { C_COMPUTE = 32, C_PUT, C_GET, C_FENCE, C_POST, C_FINISH }; /* calls that do not block, for the digest */
+enum { C_COMPUTE = 32, C_PUT, C_GET, C_FENCE, C_POST, C_FINISH, C_POSTED }; /* calls that do not block, for the digest */
 enum { FATAL_NONE, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_LOST, FATAL_DIRTY, FATAL_WALL, FATAL_ABORT, FATAL_OPERATIONS,
-       FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE };
+       FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM };
 enum { PORT_EGRESS, PORT_INGRESS, PORT_LOCAL };
-enum { KIND_PUT, KIND_GET, KIND_META, KIND_PULL };
-enum { LOG_PUT = 1, LOG_SNAPSHOT };
+enum { KIND_PUT, KIND_GET, KIND_META, KIND_PULL, KIND_SEND, KIND_WORD };
+enum { LOG_PUT = 1, LOG_SNAPSHOT, LOG_RMW, LOG_DROP };
 
+typedef struct { i64 put[4], request[4], response[4], ack[4], write_bw[4], read_bw[4]; } plane_t;
 typedef struct {
-    i64 n, dies_per_chip, dies_per_node, put[4], request[4], response[4], ack[4], write_bw[4], read_bw[4];
+    i64 n, dies_per_chip, dies_per_node;
+    union {
+        plane_t plane[MAX_PLANES];
+        struct { i64 put[4], request[4], response[4], ack[4], write_bw[4], read_bw[4]; }; /* of plane 0 */
+    };
     i64 price, poll, poll_max, words, channels, chain_steps, log_entries, lookahead, wall_ms, keep_going, livelock;
-    i64 trace_records, node_bytes;
+    i64 trace_records, node_bytes, conditions, inbox_entries, planes;
 } config_t;
 
 typedef struct { i64 t, key, val; i32 peer, aux; } node_t; /* a pending event */
 typedef struct { i64 file, file_offset, offset, nbytes, op_id; } ref_t;
-typedef struct {
-    i64 bytes, word, value, compare, seq;
+typedef struct { /* POST_DTYPE */
+    i64 nbytes, start, unit_ps, tail, done_ps, fence, value, compare;
+    i64 region_tag, region_offset, region_bytes, region_need, state_mask, deny_mask, rnr_ps, lost_ps, user_a, user_b;
+    i64 context, tag, source, mask, capacity, pull_bytes;
     ref_t ref;
-    i32 kind, op, poster, peer, has_ref, next; /* next: free list, or the poster's open gets */
+    i64 log_a, log_b;
+    i32 kind, peer, plane, unit, order, stream, rd_below, word, op, region_word, state_word, rnr_retries, lost_retries;
+    i32 done, note, log_kind;
+} args_t;
+typedef struct { /* links are operation + 1, streams stream + 1, 0 for none */
+    args_t a;
+    i64 seq, posted, old;
+    i32 poster, stream, rnr_left, lost_left, status, wait_stage;
+    i32 next;                     /* free list, match queue */
+    i32 flight_prev, flight_next; /* poster's operations not yet delivered or dropped at their peer */
+    i32 read_prev, read_next;     /* poster's gets and atomics not yet answered */
+    i32 stream_prev, stream_next; /* of the stream, without DONE record yet */
+    i32 held_next, waiters, wait_next, origin; /* held at S_START; waiting for me at the peer; sender of a pull */
+    uint8_t in_flight, in_reads, finished, recorded, landed, silent, held, gone, dropped, blocking;
 } op_t;
+typedef struct { /* a queue of one poster towards one peer. dead: known to the poster. failed: known to the peer */
+    i32 next, poster, number, peer, ops, ops_tail, held, count;
+    uint8_t dead, failed, retired;
+} stream_t;
+typedef struct { /* INBOX_DTYPE */
+    i64 t, key, seq, value, nbytes, tag, context, user_a, user_b, file, file_offset, real_bytes;
+    i32 kind, rank, status, context_lo;
+} inbox_t;
+typedef struct { i32 head, tail; } queue_t;
 typedef struct { i64 t; i32 kind, rank; i64 file, file_offset, offset, nbytes, op_id, key, a, b; } log_t;
 typedef struct { i64 t, key, start, end, bytes; i32 rank, peer, port, kind; } record_t;
 typedef struct { i64 word, cmp, value; } condition_t;
@@ -57,8 +98,11 @@ typedef struct {
     i32 state;
     i64 clock, result, wait, wait_seq, since, armed, decided, done, a, b, c, num_conditions, any;
     i64 bound, look, above[3], mates[4]; /* above: of my chip, of my node, by class; mates: how many, by class */
-    i64 free[3], hash[3][2], busy[3], calls[2], bytes[4];
-    i64 unacked, gets; /* puts without ack; first open get (operation + 1) */
+    i64 free[NUM_PORTS], hash[NUM_PORTS][2], busy[NUM_PORTS], calls[2], bytes[4];
+    i64 used, unacked; /* bits of ports ever used; unfinished puts */
+    i32 reads, reads_tail, flight_tail, held; /* links; held: without stream */
+    queue_t posted[QUEUES], unexpected[QUEUES];
+    i64 inbox_tail; /* its head is the inbox word */
     i64 vain, skipped, wakes, waited;
     i64 heap, count, capacity; /* offset of my nodes */
     i64 slot, pull_start, record, pulling, remaining, last, records, exchange_seq, chain_count, chain_at;
@@ -83,6 +127,7 @@ typedef struct {
     i64 half, owner, dirty, fatal, fatal_rank, events, entries, live, active, arena_used, arena_size, op_free, ops_used; /* op_free: operation + 1 */
     i64 arena_free[40];
     i64 ranks, bounds, winners, head_t, head_key, classes, paths, words, conditions, chains, rounds, logs, slots, ops;
+    i64 inboxes, streams, stream_table, stream_mask, stream_free, streams_used; /* table: i32 by hash, stream + 1 */
     i64 arena, trace, num_ops, total;
     i64 trace_head, trace_tail;
     char reason[256];
@@ -93,15 +138,46 @@ typedef struct {
 #define SLOT(c, s) (AT(c, slot_t, (c)->slots) + (s))
 #define OP(c, i) (AT(c, op_t, (c)->ops) + (i))
 #define CLASS(c, p, q) (AT(c, uint8_t, (c)->classes)[(p) * (c)->cfg.n + (q)])
-#define WORD(c, p, w) (AT(c, i64, (c)->words)[(p) * (c)->cfg.words + (w)])
+#define STREAM(c, i) (AT(c, stream_t, (c)->streams) + (i))
+#define WORD(c, p, w) (AT(c, i64, (c)->words)[(p) * ((c)->cfg.words + 1) + (w)])
+#define INBOX_WORD(c) ((c)->cfg.words)
 
 static inline i64 key_of(i64 rank, i64 seq, i64 sub, i64 stage) { return rank << 50 | seq << 18 | sub << 6 | stage; }
 static inline i64 staged(i64 key, i64 stage) { return (key & ~(i64)63) | stage; }
+static inline i64 key_at(const op_t *o, i64 stage) { return key_of(o->poster, o->seq, 0, stage); }
 static inline i64 max64(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 min64(i64 a, i64 b) { return a < b ? a : b; }
 
 /* State of one entry: whom to wake, and whose events are being settled. */
 typedef struct { core_t *c; i64 batch, num_woken; i32 *woken; int trace_fd, wake_all; } ctx_t;
+
+/* posts: hand-over, and what happens at the poster (order.c) */
+i64 sp_take_op(core_t *c);
+void sp_free_op(core_t *c, i64 i);
+void sp_admit(ctx_t *x, i64 i);
+void sp_retire(core_t *c, i64 p, i64 number);
+stream_t *sp_stream(core_t *c, i64 p, i64 number, i64 peer);
+void sp_start(ctx_t *x, i64 p, const node_t *e);
+void sp_launch(ctx_t *x, i64 i, i64 t, i64 from);
+void sp_gone(ctx_t *x, i64 i, i64 t);
+void sp_finish_op(ctx_t *x, const node_t *e, i64 i, i64 status, i64 value);
+void sp_landed(ctx_t *x, const node_t *e, i64 status, i64 value);
+void sp_failed(ctx_t *x, const node_t *e);
+void sp_kill_stream(ctx_t *x, const node_t *e, stream_t *s, i64 after, int silent);
+/* and at the peer (arrive.c) */
+int sp_arrive(ctx_t *x, i64 p, const node_t *e);
+void sp_leave_flight(ctx_t *x, i64 p, i64 i, i64 t);
+void sp_refuse(ctx_t *x, i64 p, const node_t *e, i64 status);
+void sp_log(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key, i32 kind, i64 a, i64 b);
+void sp_log_drop(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key);
+/* records, match (inbox.c, match.c) */
+enum { MATCH_REFUSED, MATCH_ACK, MATCH_LATER };
+inbox_t sp_record_of(const op_t *o, i32 kind, i64 rank, i64 value, i64 status);
+void sp_tell(ctx_t *x, i64 p, const node_t *e, inbox_t m);
+void sp_evaluate_end(ctx_t *x, i64 p, i64 t, i64 records);
+int sp_match(ctx_t *x, i64 p, const node_t *e);
+void sp_pulled(ctx_t *x, i64 p, const node_t *e);
+void sp_local(ctx_t *x, i64 p, const node_t *e);
 
 void sp_init_mutex(pthread_mutex_t *m);
 void sp_settle(ctx_t *x);

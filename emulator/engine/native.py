@@ -20,6 +20,7 @@ from emulator.engine.base import BaseEngine
 from emulator.engine.codes import BLOCKED, DEAD, FATAL_WALL, RUN, W_EXCHANGE, W_WAIT
 from emulator.engine.config import check_config, config_numbers
 from emulator.engine.native_library import I64, available, load
+from emulator.engine.posts import INBOX_DTYPE, NUM_PORTS, Inbox, Posts
 from emulator.engine.primitives import Waiter
 from emulator.engine.reports import make_waiter
 from emulator.errors import InternalError, UsageError, WallDeadlineError
@@ -53,6 +54,8 @@ def attach(buf: Any, cfg: EngineConfig, rank: int, lib: Any = None) -> "NativeEn
 
 class NativeEngine(BaseEngine):
     """`api.Engine` over the compiled core."""
+
+    _checks_posts = True
 
     def __init__(self, buf: Any, cfg: EngineConfig, rank: int, lib: Any) -> None:
         super().__init__(cfg, rank)
@@ -98,6 +101,18 @@ class NativeEngine(BaseEngine):
 
     def _get(self, src: int, nbytes: int, log: LogRef | None) -> int:
         return int(self._lib.sp_get(self._me, src, nbytes, _ref(log)))
+
+    def _post_all(self, posts: Posts, step_ps: int) -> int:
+        return int(self._lib.sp_post(self._me, posts.ctypes.data, len(posts), step_ps))
+
+    def _retire(self, stream: int) -> None:
+        self._lib.sp_retire_stream(self._me, stream)
+
+    def _take_inbox(self) -> Inbox:
+        records: Inbox = np.empty(self._lib.sp_inbox(self._me, None, 1 << 40), dtype=INBOX_DTYPE)
+        if len(records):
+            self._lib.sp_inbox(self._me, records.ctypes.data, len(records))
+        return records
 
     def _atomic(self, dst: int, word: int, op: int, value: int, compare: int) -> int:
         return int(self._lib.sp_atomic(self._me, dst, word, op, value, compare))
@@ -227,9 +242,8 @@ class NativeEngine(BaseEngine):
         return facts
 
     def _hashes(self, rank: int) -> Int64Array:
-        hashes = np.empty(8, dtype=np.int64)
-        self._lib.sp_hashes(self._me, rank, hashes.ctypes.data)
-        return hashes
+        hashes = np.empty(8 + 3 * NUM_PORTS, dtype=np.int64)
+        return hashes[: self._lib.sp_hashes(self._me, rank, hashes.ctypes.data)]
 
     def _culprit(self) -> int:
         return int(self._facts()[1])
@@ -259,6 +273,8 @@ class NativeEngine(BaseEngine):
         table, facts = self._ranks(), self._facts()
         sizes = np.empty((self.num_ranks, 4), dtype=np.int64)
         self._lib.sp_bytes_by_class(self._me, sizes.ctypes.data)
+        busy = np.empty((self.num_ranks, NUM_PORTS), dtype=np.int64)
+        self._lib.sp_busy(self._me, busy.ctypes.data)
         return Statistics(
             events=int(facts[2]),
             entries=int(facts[3]),
@@ -267,6 +283,7 @@ class NativeEngine(BaseEngine):
             busy_ps=table[:, 12:15].copy(),
             bytes_by_class=sizes,
             wait_ps=table[:, 11].copy(),
+            all_busy_ps=busy,
         )
 
     def set_trace(self, fd: int) -> None:

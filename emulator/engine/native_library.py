@@ -5,9 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from emulator.engine.api import LOG_DTYPE, RECORD_DTYPE
+from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 3
+VERSION = 4
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),
@@ -38,7 +40,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_bytes_by_class": (None, [POINTER, POINTER]),
     "sp_conditions": (None, [POINTER, I64, I64, POINTER]),
     "sp_missing": (I64, [POINTER, I64, POINTER]),
-    "sp_hashes": (None, [POINTER, I64, POINTER]),
+    "sp_hashes": (I64, [POINTER, I64, POINTER]),
+    "sp_busy": (None, [POINTER, POINTER]),
+    "sp_post": (I64, [POINTER, POINTER, I64, I64]),
+    "sp_retire_stream": (None, [POINTER, I64]),
+    "sp_inbox": (I64, [POINTER, POINTER, I64]),
+    "sp_sizes": (None, [POINTER]),
     "sp_facts": (None, [POINTER, I64, I64, POINTER]),
     "sp_reason": (ctypes.c_char_p, [POINTER]),
     "sp_set_trace": (None, [POINTER, INT]),
@@ -64,7 +71,10 @@ def load(path: str | None = None) -> Any:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    if lib.sp_version() != VERSION:
+    sizes = (I64 * 4)()
+    lib.sp_sizes(sizes)
+    dtypes = (POST_DTYPE, INBOX_DTYPE, LOG_DTYPE, RECORD_DTYPE)
+    if lib.sp_version() != VERSION or list(sizes) != [d.itemsize for d in dtypes]:
         raise UsageError(f"{found} was built from other sources; build the package again")
     return lib
 

@@ -31,6 +31,7 @@ static inline void record(ctx_t *x, i64 p, i64 port, i64 kind, i64 peer, i64 t, 
     rank_t *r = RANK(c, p);
     fold(r->hash[port], t, key, start, end, bytes, kind + 8 * (peer + 1));
     r->busy[port] += end - start;
+    r->used |= (i64)1 << port;
     if (!c->cfg.trace_records) return;
     if (c->trace_head - c->trace_tail == c->cfg.trace_records) {
         if (x->trace_fd >= 0) sp_flush_trace(c, x->trace_fd);
@@ -38,6 +39,11 @@ static inline void record(ctx_t *x, i64 p, i64 port, i64 kind, i64 peer, i64 t, 
     }
     AT(c, record_t, c->trace)[c->trace_head++ % c->cfg.trace_records] =
         (record_t){ t, key, start, end, bytes, (i32)p, (i32)peer, (i32)port, (i32)kind };
+}
+
+static inline i64 kind_of(const op_t *o) /* of a reservation */
+{
+    return o->a.kind == K_SEND ? KIND_SEND : o->a.kind == K_WORD ? KIND_WORD : o->a.kind == K_GET ? KIND_GET : KIND_PUT;
 }
 
 /* Serve `occupy` ps at a port in order of arrival; returns the start. */

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
+from emulator.engine.posts import Inbox, Posts
 
 
 class Waiter(dict[str, Any]):
@@ -28,6 +29,19 @@ class Primitives(ABC):
 
     @abstractmethod
     def _get(self, src: int, nbytes: int, log: LogRef | None) -> int: ...
+
+    _checks_posts = False
+    """Whether `_post_all` checks its rows itself: it then returns minus (the first bad row + 1) and does
+    nothing."""
+
+    def _post_all(self, posts: Posts, step_ps: int) -> int:
+        raise NotImplementedError
+
+    def _retire(self, stream: int) -> None:
+        raise NotImplementedError
+
+    def _take_inbox(self) -> Inbox:
+        raise NotImplementedError
 
     @abstractmethod
     def _atomic(self, dst: int, word: int, op: int, value: int, compare: int) -> int: ...

@@ -9,40 +9,31 @@
 
 static op_t *op_of(core_t *c, const node_t *e) { return OP(c, e->aux); }
 
-static void release(core_t *c, i64 i)
-{
-    OP(c, i)->next = (i32)c->op_free;
-    c->op_free = i + 1;
-}
+static const plane_t *plane_of(const core_t *c, const op_t *o) { return &c->cfg.plane[o->a.plane]; }
 
-static void append_log(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key, i32 kind)
-{
-    core_t *c = x->c;
-    rank_t *r = RANK(c, p);
-    i64 size = c->cfg.log_entries;
-    if (r->log_head - __atomic_load_n(&r->log_tail, __ATOMIC_ACQUIRE) >= size) {
-        sp_fail(c, FATAL_LOG, p);
-        return;
-    }
-    AT(c, log_t, c->logs)[p * size + r->log_head % size] = (log_t){
-        t, kind, o->poster, o->ref.file, o->ref.file_offset, o->ref.offset, o->ref.nbytes, o->ref.op_id, key, 0, 0 };
-    __atomic_store_n(&r->log_head, r->log_head + 1, __ATOMIC_RELEASE);
-}
-
+/* The bytes leave: at the poster, or at the source of a get, whose memory is looked at now. */
 static void egress(ctx_t *x, i64 p, const node_t *e)
 {
     core_t *c = x->c;
-    const config_t *k = &c->cfg;
     op_t *o = op_of(c, e);
-    int get = o->kind == OP_GET, l = CLASS(c, p, o->poster == p ? o->peer : o->poster);
-    i64 to = get ? o->poster : o->peer;
-    i64 ser = occupy_ps(o->bytes, get ? k->read_bw[l] : k->write_bw[l]);
-    i64 latency = get ? k->response[l] : k->put[l], port = l == SELF ? PORT_LOCAL : PORT_EGRESS;
-    if (get && o->has_ref) append_log(x, p, o, e->t, e->key, LOG_SNAPSHOT);
-    i64 start = serve(RANK(c, p), port, e->t, ser);
-    record(x, p, port, get ? KIND_GET : KIND_PUT, to, e->t, e->key, start, start + ser, o->bytes);
-    RANK(c, o->poster)->bytes[l] += o->bytes;
-    if (l == SELF) push(x, p, start + ser + latency, staged(e->key, S_DELIVER), 0, p, e->aux);
+    const plane_t *k = plane_of(c, o);
+    int get = o->a.kind == K_GET;
+    if (get && !o->origin) {
+        if (!sp_arrive(x, p, e)) return;
+        sp_leave_flight(x, p, e->aux, e->t);
+        if (o->a.log_kind) sp_log(x, p, o, e->t, e->key, o->a.log_kind, o->a.log_a, o->a.log_b);
+    } else if (!get && o->finished) {
+        sp_gone(x, e->aux, e->t);
+        return;
+    }
+    i64 to = get ? o->poster : o->a.peer, l = CLASS(c, p, to), bytes = o->a.nbytes;
+    i64 ser = occupy_ps(bytes, get ? k->read_bw[l] : k->write_bw[l]), latency = get ? k->response[l] : k->put[l];
+    i64 port = 3 * o->a.plane + (l == SELF ? PORT_LOCAL : PORT_EGRESS), start = serve(RANK(c, p), port, e->t, ser);
+    record(x, p, port, kind_of(o), to, e->t, e->key, start, start + ser, bytes);
+    RANK(c, o->poster)->bytes[l] += bytes;
+    if (o->a.done == DONE_SENT && !get) push(x, p, start + ser + o->a.done_ps, staged(e->key, S_ACK), 0, p, e->aux);
+    i64 more = o->a.tail + (get ? o->a.done_ps : 0);
+    if (l == SELF) push(x, p, start + ser + latency + more, staged(e->key, S_DELIVER), 0, p, e->aux);
     else push(x, to, start + latency, staged(e->key, S_INGRESS), 0, p, e->aux);
 }
 
@@ -50,56 +41,107 @@ static void ingress(ctx_t *x, i64 p, const node_t *e)
 {
     core_t *c = x->c;
     op_t *o = op_of(c, e);
-    int get = o->kind == OP_GET, l = CLASS(c, p, e->peer);
-    i64 ser = occupy_ps(o->bytes, get ? c->cfg.read_bw[l] : c->cfg.write_bw[l]);
+    const plane_t *k = plane_of(c, o);
+    int get = o->a.kind == K_GET, l = CLASS(c, p, e->peer);
+    i64 ser = occupy_ps(o->a.nbytes, get ? k->read_bw[l] : k->write_bw[l]), port = 3 * o->a.plane + PORT_INGRESS;
 #ifndef BREAK_CROSS_TRAFFIC
-    sp_settle_rows(x, p, e->t, e->key);
+    if (!o->a.plane) sp_settle_rows(x, p, e->t, e->key);
 #endif
-    i64 start = serve(RANK(c, p), PORT_INGRESS, e->t, ser);
-    record(x, p, PORT_INGRESS, get ? KIND_GET : KIND_PUT, e->peer, e->t, e->key, start, start + ser, o->bytes);
-    push(x, p, start + ser, staged(e->key, S_DELIVER), 0, e->peer, e->aux);
+    i64 start = serve(RANK(c, p), port, e->t, ser);
+    record(x, p, port, kind_of(o), e->peer, e->t, e->key, start, start + ser, o->a.nbytes);
+    i64 at = start + ser + o->a.tail + (get ? o->a.done_ps : 0);
+    push(x, p, at, staged(e->key, S_DELIVER), 0, e->peer, e->aux);
 }
 
-static void close_get(core_t *c, i64 p, i64 i)
+/* A put or a message takes effect at p. */
+static void take_effect(ctx_t *x, i64 p, const node_t *e)
 {
-    rank_t *r = RANK(c, p);
-    if (r->gets == i + 1) r->gets = OP(c, i)->next;
-    else
-        for (i64 at = r->gets; at; at = OP(c, at - 1)->next)
-            if (OP(c, at - 1)->next == i + 1) {
-                OP(c, at - 1)->next = OP(c, i)->next;
-                break;
-            }
-    release(c, i);
+    core_t *c = x->c;
+    op_t *o = op_of(c, e);
+    i64 records = WORD(c, p, INBOX_WORD(c));
+    if (!sp_arrive(x, p, e)) return;
+    int match = o->a.kind == K_SEND ? sp_match(x, p, e) : MATCH_ACK;
+    if (match == MATCH_REFUSED) return;
+    sp_leave_flight(x, p, e->aux, e->t);
+    if (o->a.log_kind) sp_log(x, p, o, e->t, e->key, o->a.log_kind, o->a.log_a, o->a.log_b);
+    i64 word = o->a.op ? o->a.word : -1;
+    if (word >= 0) WORD(c, p, word) = o->a.op == SET ? o->a.value : (i64)((u64)WORD(c, p, word) + (u64)o->a.value);
+    if (o->a.note && o->a.kind == K_PUT) sp_tell(x, p, e, sp_record_of(o, IN_NOTE, o->poster, o->a.value, ST_OK));
+    if (o->a.done == DONE_SENT) {
+        o->landed = 1;
+        if (o->recorded) sp_free_op(c, e->aux);
+    } else if (match == MATCH_ACK) {
+        i64 ack = plane_of(c, o)->ack[CLASS(c, p, o->poster)] + o->a.done_ps;
+        push(x, o->poster, e->t + ack, staged(e->key, S_ACK), 0, p, e->aux);
+    }
+    if (word >= 0) sp_evaluate(x, p, e->t, word);
+    if (WORD(c, p, INBOX_WORD(c)) != records) sp_evaluate(x, p, e->t, INBOX_WORD(c));
 }
 
 static void deliver(ctx_t *x, i64 p, const node_t *e)
 {
-    core_t *c = x->c;
-    op_t *o = op_of(c, e);
-    if (o->kind == OP_GET) {
-        close_get(c, p, e->aux);
-        sp_evaluate(x, p, e->t, -1);
-        return;
+    op_t *o = op_of(x->c, e);
+    if (o->a.kind != K_GET || o->gone) take_effect(x, p, e);
+    else if (o->origin) sp_pulled(x, p, e);
+    else sp_landed(x, e, ST_OK, 0);
+}
+
+static i64 new_value(const args_t *a, i64 old)
+{
+    switch (a->op) {
+    case ATOMIC_ADD: return (i64)((u64)old + (u64)a->value);
+    case SWAP: return a->value;
+    case CAS: return old == a->compare ? a->value : old;
+    case ATOMIC_AND: return old & a->value;
+    case ATOMIC_OR: return old | a->value;
+    default: return old ^ a->value;
     }
-    if (o->has_ref) append_log(x, p, o, e->t, e->key, LOG_PUT);
-    push(x, o->poster, e->t + c->cfg.ack[CLASS(c, p, o->poster)], staged(e->key, S_ACK), 0, p, e->aux);
-    if (!o->op) return;
-    WORD(c, p, o->word) = o->op == 1 ? o->value : (i64)((u64)WORD(c, p, o->word) + (u64)o->value);
-    sp_evaluate(x, p, e->t, o->word);
 }
 
 static void atomic(ctx_t *x, i64 p, const node_t *e)
 {
     core_t *c = x->c;
     op_t *o = op_of(c, e);
-    i64 *w = &WORD(c, p, o->word), old = *w, from = o->poster, word = o->word;
-    if (o->op == 0) *w = (i64)((u64)old + (u64)o->value);
-    else if (o->op == 1 || old == o->compare) *w = o->value;
-    i64 changed = *w != old;
-    release(c, e->aux);
-    push(x, from, e->t + c->cfg.response[CLASS(c, p, from)], staged(e->key, S_RESPONSE), old, p, 0);
-    if (changed) sp_evaluate(x, p, e->t, word);
+    if (!sp_arrive(x, p, e)) return;
+    i64 *w = &WORD(c, p, o->a.word), old = *w, from = o->poster, word = o->a.word, records = WORD(c, p, INBOX_WORD(c));
+    sp_leave_flight(x, p, e->aux, e->t);
+    *w = new_value(&o->a, old);
+    if (o->a.note) sp_tell(x, p, e, sp_record_of(o, IN_NOTE, from, o->a.value, ST_OK));
+    i64 at = e->t + plane_of(c, o)->response[CLASS(c, p, from)] + o->a.done_ps;
+    push(x, from, at, staged(e->key, S_RESPONSE), old, p, e->aux);
+    if (*w != old) sp_evaluate(x, p, e->t, word);
+    if (WORD(c, p, INBOX_WORD(c)) != records) sp_evaluate(x, p, e->t, INBOX_WORD(c));
+}
+
+static void acknowledged(ctx_t *x, const node_t *e)
+{
+    op_t *o = op_of(x->c, e);
+    i64 p = o->poster, records = WORD(x->c, p, INBOX_WORD(x->c));
+    if (o->a.done != DONE_SENT) sp_landed(x, e, o->dropped ? ST_FLUSH : ST_OK, 0);
+    else if (!o->finished) {
+        sp_finish_op(x, e, e->aux, ST_OK, 0);
+        sp_evaluate_end(x, p, e->t, records);
+    }
+}
+
+static void response(ctx_t *x, i64 p, const node_t *e)
+{
+    rank_t *r = RANK(x->c, p);
+    if (op_of(x->c, e)->blocking) {
+        r->done = 1;
+        r->result = e->val;
+    }
+    sp_landed(x, e, ST_OK, e->val);
+}
+
+static void retry(ctx_t *x, i64 p, const node_t *e)
+{
+    op_t *o = op_of(x->c, e);
+    node_t again = *e;
+    again.key = staged(e->key, S_EGRESS);
+    if (o->a.kind == K_PUT || o->a.kind == K_SEND) egress(x, p, &again);
+    else if (o->finished) sp_gone(x, e->aux, e->t);
+    else sp_launch(x, e->aux, e->t, p);
 }
 
 static void process(ctx_t *x, i64 p, const node_t *e)
@@ -107,21 +149,17 @@ static void process(ctx_t *x, i64 p, const node_t *e)
     rank_t *r = RANK(x->c, p);
     x->c->events++;
     switch (e->key & 63) {
+    case S_START: sp_start(x, p, e); break;
     case S_ROW: sp_row(x, p, e); break;
     case S_EGRESS: egress(x, p, e); break;
     case S_INGRESS: ingress(x, p, e); break;
     case S_DELIVER: deliver(x, p, e); break;
-    case S_ACK:
-        r->unacked--;
-        release(x->c, e->aux);
-        sp_evaluate(x, p, e->t, -1);
-        break;
+    case S_ACK: acknowledged(x, e); break;
     case S_ATOMIC: atomic(x, p, e); break;
-    case S_RESPONSE:
-        r->done = 1;
-        r->result = e->val;
-        sp_evaluate(x, p, e->t, -1);
-        break;
+    case S_RESPONSE: response(x, p, e); break;
+    case S_LOCAL: sp_local(x, p, e); break;
+    case S_RETRY: retry(x, p, e); break;
+    case S_FAIL: sp_failed(x, e); break;
     case S_PULL: sp_pull(x, p, e); break;
     case S_PULL_IN: sp_pull_in(x, p, e); break;
     case S_BULK: sp_bulk(x, p, e); break;

@@ -17,7 +17,7 @@ static int holds(i64 a, i64 cmp, i64 b)
 static i64 conditions_met(core_t *c, i64 p) /* index, or -1 */
 {
     rank_t *r = RANK(c, p);
-    const condition_t *k = AT(c, condition_t, c->conditions) + p * c->cfg.words;
+    const condition_t *k = AT(c, condition_t, c->conditions) + p * c->cfg.conditions;
     for (i64 i = 0; i < r->num_conditions; i++) {
         int yes = holds(WORD(c, p, k[i].word), k[i].cmp, k[i].value);
         if (yes && r->any) return i;
@@ -28,7 +28,7 @@ static i64 conditions_met(core_t *c, i64 p) /* index, or -1 */
 
 static int get_open(core_t *c, i64 p, i64 seq)
 {
-    for (i64 at = RANK(c, p)->gets; at; at = OP(c, at - 1)->next)
+    for (i64 at = RANK(c, p)->reads; at; at = OP(c, at - 1)->read_next)
         if (OP(c, at - 1)->seq == seq) return 1;
     return 0;
 }
@@ -66,7 +66,7 @@ static int satisfied(core_t *c, i64 p, i64 *result)
     *result = 0;
     switch (r->wait) {
     case W_WAIT: return (*result = conditions_met(c, p)) >= 0;
-    case W_QUIET: return !r->unacked && !r->gets;
+    case W_QUIET: return !r->unacked && !r->reads;
     case W_GET: return !get_open(c, p, r->a);
     case W_ATOMIC: *result = r->result; return (int)r->done;
     case W_READ: *result = WORD(c, p, r->a); return 1;

@@ -1,6 +1,7 @@
 """A piece of work in a process of its own, so that what it imports (torch: 140 MB) goes when it ends."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -69,6 +70,7 @@ def _help(pipe: Connection, lock_fd: int, work: Callable[[], object], parent: in
     osproc.die_with_parent(parent)
     os.close(lock_fd)  # the directory is the command's: when that dies, it may go
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which kills us
+    gc.freeze()  # a collection here must not copy what is still shared with the command: 5 MB
     pipe.recv()
     try:
         work()

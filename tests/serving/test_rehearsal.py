@@ -10,10 +10,10 @@ import emulator
 from emulator.errors import UsageError
 from emulator.solo import solo_device
 from serving import ahead, rehearsal
-from serving.job import ReplayJob, read_results, write_requests
+from serving.job import ReplayJob, read_reference, read_results, write_requests
 from serving.model.checkpoint import make_checkpoint
 from serving.model.config import ModelConfig
-from serving.reference import answer_requests, read_reference
+from serving.reference import answer_requests
 from serving.workload import WorkloadOptions, builtin_trace, make_requests
 
 

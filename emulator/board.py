@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from emulator.ledger import LEDGER_SIZE
+
 CHUNK = 1024
 """Unit of the staging pools, bytes."""
 SNAPSHOTS = 256
@@ -43,6 +45,7 @@ def _fields(num_ranks: int, staging_bytes: int) -> list[tuple[str, str, tuple[in
         ("spilled", "i8", (num_ranks,)),
         ("allocation", "i8", (num_ranks, 2, 4)),
         ("snapshot", "i8", (num_ranks, SNAPSHOTS)),
+        ("ledger", "i8", (num_ranks, LEDGER_SIZE)),
         ("pool", "u1", (num_ranks, staging_bytes // CHUNK)),
     ]
 
@@ -60,7 +63,8 @@ class Board:
         end_ps, cpu_us, spilled: int64 [n], last virtual time, host CPU used, operations spilled to files.
         allocation: int64 [n, 2, 4], what the rank's last two symmetric allocations were, by parity.
         snapshot: int64 [n, SNAPSHOTS], operation number of a get under way, negated once its bytes are
-            captured. pool: uint8 [n, chunks], 1 where the rank's staging pool is in use.
+            captured. ledger: int64 [n, LEDGER_SIZE], see `emulator.ledger`. pool: uint8 [n, chunks], how many
+            pieces of staged data touch a chunk of the rank's pool; 0 where it is free.
     """
 
     header: npt.NDArray[np.int64]
@@ -75,6 +79,7 @@ class Board:
     spilled: npt.NDArray[np.int64]
     allocation: npt.NDArray[np.int64]
     snapshot: npt.NDArray[np.int64]
+    ledger: npt.NDArray[np.int64]
     pool: npt.NDArray[np.uint8]
 
     HEADER_JOB = 0

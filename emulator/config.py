@@ -24,6 +24,9 @@ JITTER_KEY = "SUPERPOD_JITTER"
 MIB = 1 << 20
 TRANSPORTS = ("shared", "rma")
 ENGINES = ("auto", "c", "python")
+DELIVERIES = ("natural", "adversarial")
+MOVERS = ("mte", "dma")
+MPI_PLANES = ("ub", "rdma", "vpc")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class RunConfig:
         lookahead: let ranks run ahead by the least latency.
         wall_deadline_s: host seconds without any engine entry after which the run ends with a report.
         keep_going: survivors go on when a rank dies.
+        delivery: "natural" (the fabric's own order) or "adversarial" (any order and delay that the order
+            flags permit, drawn from the seed).
+        engine_default: what moves a window's bytes where a call does not say, "mte" or "dma".
+        mpi_over: plane that carries messages, "ub", "rdma" or "vpc".
+        check_races: record what each rank touches and report races at the end; needs `trace`.
         trace: directory for one record file per rank, or None.
         report: path of the result JSON rank 0 writes at the end, or None.
         job: name of the run in `/dev/shm` file names; empty: drawn at start.
@@ -58,12 +66,16 @@ class RunConfig:
     heap_bytes: int = 16 * MIB
     managed_bytes: int = 4 * MIB
     staging_bytes: int = 2 * MIB
-    words_per_rank: int = 256
+    words_per_rank: int = 1024
     channels: int = 8
     log_entries: int = 16384
     lookahead: bool = True
     wall_deadline_s: float = 600.0
     keep_going: bool = False
+    delivery: str = "natural"
+    engine_default: str = "mte"
+    mpi_over: str = "ub"
+    check_races: bool = False
     trace: str | None = None
     report: str | None = None
     job: str = ""
@@ -72,6 +84,13 @@ class RunConfig:
         """Check ranges. Raises: UsageError."""
         _choice("transport", self.transport, TRANSPORTS)
         _choice("engine", self.engine, ENGINES)
+        _choice("delivery", self.delivery, DELIVERIES)
+        _choice("engine_default", self.engine_default, MOVERS)
+        _choice("mpi_over", self.mpi_over, MPI_PLANES)
+        if self.check_races and self.trace is None:
+            raise UsageError(
+                "configuration: check_races keeps its records in the trace directory: give trace"
+            )
         for name in ("heap_bytes", "managed_bytes", "staging_bytes"):
             value = getattr(self, name)
             if value < 4096 or value % 4096:

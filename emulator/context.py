@@ -20,6 +20,7 @@ from emulator.engine import core_available, engine_attach, engine_bytes, engine_
 from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
 from emulator.errors import UsageError
 from emulator.futex import wait_while
+from emulator.ledger import total
 from emulator.profile import Profile, load_profile
 from emulator.rows import load_rows
 from emulator.topology import Topology, engine_config
@@ -90,6 +91,7 @@ def _engine_settings(config: RunConfig, profile: Profile, num_ranks: int) -> Eng
         profile,
         num_ranks,
         words_per_rank=config.words_per_rank,
+        conditions=config.words_per_rank,
         channels=config.channels,
         log_entries=config.log_entries,
         lookahead=config.lookahead,
@@ -197,6 +199,7 @@ def run_result(ending: Device) -> dict[str, Any]:
         "bytes_by_class": counters.bytes_by_class.sum(axis=0).tolist(),
         "busy_ps": counters.busy_ps.max(axis=0).tolist(),
         "wait_ps": int(counters.wait_ps.sum()),
+        "ledger": total(board.ledger).as_dict(),
         "dead_ranks": ending.engine.dead_ranks(),
         "host": {
             "transport": ending.config.transport,

@@ -15,12 +15,18 @@ import numpy.typing as npt
 
 from emulator.board import Board
 from emulator.config import RunConfig
+from emulator.delivery import Delivery
+from emulator.device_posts import PostCalls
 from emulator.engine.api import SET, ChainStep, Engine, ExchangeResult
 from emulator.errors import RankLostError, UsageError
+from emulator.fabric import Fabric, Shape
 from emulator.futex import wake_all
+from emulator.ledger import Ledger
 from emulator.memory import Memory, as_bytes
 from emulator.npu import PriceList
 from emulator.pairs import compiled_calls
+from emulator.planes import Plane, latencies_ps
+from emulator.posting import Posting
 from emulator.profile import Profile
 from emulator.rows import RowKernels
 from emulator.symmetric import SymmetricSpace
@@ -32,12 +38,14 @@ BARRIER_CHANNEL = 0
 META_BYTES = 32
 
 
-class Device:
+class Device(PostCalls):
     """What a rank program holds after `emulator.init()`.
 
     Attributes:
-        config, profile, topology, prices: what the run is made of.
+        config, profile, topology, prices, fabric: what the run is made of.
+        ledger: transactions, bytes and calls of this rank; the libraries above count them.
         transport, engine, memory, board, rows, trace: the parts of the machine; for library code.
+        library: what libraries above keep for this device, by their class.
         symmetric: allocation of heap, managed memory, signal words and channels, alike on all ranks.
     """
 
@@ -53,15 +61,26 @@ class Device:
     ) -> None:
         self.config, self.profile, self.topology = config, profile, topology
         self.transport, self.engine, self.board, self.rows = transport, engine, board, rows
-        self.prices = PriceList(profile)
+        self.prices, self.fabric = PriceList(profile), Fabric(profile, topology)
         self.memory = Memory(transport, engine, board)
         self.trace = RankTrace(transport.rank, config.trace)
         self.symmetric = SymmetricSpace(self)
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
+        self.ledger = Ledger(board.ledger[self.rank])
+        self.posting = Posting(self)
+        self.delivery = self._make_delivery()
+        self.library: dict[Any, Any] = {}
+        self.after_barrier: list[Callable[[], None]] = []
         self._unquiet = False
         self.compiled = compiled_calls(self, BARRIER_CHANNEL, META_BYTES)
         """Operations as one compiled call each, where that is possible."""
         self._meet = self.compiled.meet if self.compiled else lambda: 0
+
+    def _make_delivery(self) -> Delivery:
+        if self.config.delivery == "natural":
+            return Delivery.natural()
+        latency_ps = latencies_ps(self.engine.config, self.topology.classes(self.rank))
+        return Delivery.adversarial(self.config.seed, self.rank, latency_ps, self.posting.new_stream)
 
     @property
     def now_ps(self) -> int:
@@ -123,10 +142,14 @@ class Device:
         """
         self._check_alive("put", target)
         raw = as_bytes(data)
+        self._unquiet = True
+        if self.posting.may_reorder:
+            self.put_record(target, offset, raw, charged_bytes, word, op, value)
+            return
         ref = self.memory.stage(target, offset, raw) if raw.size else None
         start = self.engine.now_ps
         self.engine.put(target, charged_bytes, ref, word, op, value)
-        self._unquiet = True
+        self.ledger.moved(Plane.UB, charged_bytes)
         self.trace.add(Op.PUT, start, self.engine.now_ps, target, charged_bytes, self.rows.checksum(raw))
 
     def get(self, source: int, offset: int, nbytes: int, charged_bytes: int) -> Bytes:
@@ -134,10 +157,26 @@ class Device:
         here."""
         return self.wait_get(self.start_get(source, offset, nbytes, charged_bytes))
 
-    def start_get(self, source: int, offset: int, nbytes: int, charged_bytes: int) -> int:
-        """Post a get; returns the handle for `wait_get`."""
+    def start_get(
+        self,
+        source: int,
+        offset: int,
+        nbytes: int,
+        charged_bytes: int,
+        shape: Shape | None = None,
+        **fields: Any,
+    ) -> int:
+        """Post a get; returns the handle for `wait_get`.
+
+        Args:
+            shape: start-up, unit and tail; none of them by default.
+            fields: further fields of its post record (order, fence, rd_below, ...).
+        """
         self._check_alive("get", source)
+        if shape is not None or fields or self.delivery.reorders:
+            return self.start_post_get(source, offset, nbytes, charged_bytes, shape, fields)
         start = self.engine.now_ps
+        self.ledger.moved(Plane.UB, charged_bytes)
         handle = self.memory.start_get(source, offset, nbytes, charged_bytes)
         self.trace.add(Op.GET, start, self.engine.now_ps, source, charged_bytes)
         return handle
@@ -162,6 +201,7 @@ class Device:
         """Order my puts to each target; completes nothing."""
         start = self.engine.now_ps
         self.engine.fence()
+        self.posting.fence_seq = getattr(self.engine, "last_seq", 0)
         self.trace.add(Op.FENCE, start, self.engine.now_ps)
 
     def quiet(self) -> None:
@@ -208,6 +248,7 @@ class Device:
             Op.EXCHANGE, self.engine.exchange,
             channel, counts, row_bytes, meta_bytes, pull_start_ps, record_ps, chain, offsets, tag,
         )  # fmt: skip
+        self._after_barrier()
         return result
 
     def exchange_post(
@@ -229,6 +270,7 @@ class Device:
         result: ExchangeResult = self._blocking(
             Op.EXCHANGE, self.engine.exchange_wait, channel, pull_start_ps, record_ps
         )
+        self._after_barrier()
         return result
 
     def barrier(self) -> None:
@@ -237,16 +279,30 @@ class Device:
             self.quiet()
         if not self._meet():
             self.exchange(BARRIER_CHANNEL, None, 0)
+            return
+        if self.posting.owners:
+            self.posting.dispatch()
+        self._after_barrier()
+
+    def _after_barrier(self) -> None:
+        for call in self.after_barrier:
+            call()
 
     def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any, record: bool = True) -> Any:
         self._started = self.engine.now_ps
         self.memory.enter()
         try:
-            return call(*arguments)
+            result = call(*arguments)
         finally:
             self.memory.leave()
             if record:
                 self.trace.add(op, self._started, self.engine.now_ps)
+        if self.posting.owners:
+            self.posting.dispatch()
+        return result
+
+    def _inbox_word(self) -> int:
+        return self.engine.inbox_word
 
     # --- own memory -------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@
     get:  target's heap -> (the response leaves) -> slot in the READER's pool -> destination
 
 The engine appends one entry to the target's apply log when a put is delivered and when a get's response
-leaves,
-in key order. Who executes the entries:
+leaves, in key order; an atomic on an element is a get that changes what it read (`emulator.rmw`), and what
+was staged and never appeared leaves an entry that only frees its place. Who executes the entries:
 
 * the owner, whenever a blocking call returns: every entry up to its clock (an observation point);
 * a poster that finds the pool full, on behalf of a target that is blocked, has exited or is dead. Entries
@@ -32,14 +32,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from emulator.board import CHUNK, SNAPSHOTS, Board, MemoryState
-from emulator.engine.api import LOG_PUT, Engine, LogRef
-from emulator.errors import UsageError
+from emulator import rmw
+from emulator.board import SNAPSHOTS, Board, MemoryState
+from emulator.engine.api import LOG_DROP, LOG_PUT, LOG_RMW, LOG_SNAPSHOT, Engine, LogRef
+from emulator.errors import InternalError, UsageError
+from emulator.staging import Staging
 from emulator.transport import Area, Bytes, Transport
-
-MPI_SEGMENTS = "OMPI_MCA_osc_sm_backing_directory"
-"""Where MPI keeps its shared segments: a launcher sets it to the job's own directory, which it removes
-however the job ends. Spill files go there too; without it, to `/dev/shm`."""
 
 
 class LogEntry(NamedTuple):
@@ -58,16 +56,11 @@ class LogEntry(NamedTuple):
     b: int
 
 
-class Memory:
+class Memory(Staging):
     """One rank's staging, apply log and spill files."""
 
     def __init__(self, transport: Transport, engine: Engine, board: Board) -> None:
-        self._transport, self._engine, self._board = transport, engine, board
-        self._me = transport.rank
-        self._state = board.state
-        self._next_op = 1
-        self._spills: set[str] = set()
-        self._folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
+        super().__init__(transport, engine, board)
         self._gets: dict[int, tuple[int, LogRef]] = {}
 
     # --- observation points -----------------------------------------------------------------------------
@@ -94,121 +87,97 @@ class Memory:
             self._engine.log_unlock(target)
 
     def _apply_locked(self, target: int, until_ps: int | None) -> None:
-        done = 0
+        done = announced = 0
         for entry in self._entries(target):
             if until_ps is not None and entry.time_ps > until_ps:
                 break
-            if entry.kind == LOG_PUT:
+            kind = rmw.base_kind(entry.kind)
+            if kind == LOG_PUT:
                 self._execute_put(target, entry)
-            else:
+            elif kind == LOG_SNAPSHOT:
                 self._execute_snapshot(target, entry)
+            elif kind == LOG_RMW:
+                self._execute_rmw(target, entry)
+            else:
+                self._execute_drop(entry)
             done += 1
+            announced += kind != LOG_DROP or was_announced(entry)
         if done:
             self._engine.log_advance(target, done)
-            self._board.applied[target] += done
+            self._board.applied[target] += announced
 
     def _entries(self, target: int) -> Iterator[LogEntry]:
         return map(LogEntry._make, self._engine.log_view(target).tolist())
 
     def _execute_put(self, target: int, entry: LogEntry) -> None:
-        data = self._staged(target, entry)
-        self._transport.write(target, Area.HEAP, entry.offset, data)
-        self._release(entry.file_id, entry.file_offset, entry.nbytes)
+        if entry.nbytes:
+            data = self._staged(target, entry.file_id, entry.file_offset, entry.nbytes)
+            self._transport.write(target, Area.HEAP, entry.offset, data)
+            self._release(entry.file_id, entry.file_offset, entry.nbytes)
+
+    def _execute_drop(self, entry: LogEntry) -> None:
+        """Free what was staged for an operation that ended without effect; a reader frees its own place."""
+        if entry.nbytes and not (was_announced(entry) and rmw.takes_bytes(entry.b or entry.a)):
+            self._release(entry.file_id, entry.file_offset, entry.nbytes)
 
     def _execute_snapshot(self, target: int, entry: LogEntry) -> None:
-        wanted = self._board.snapshot[entry.rank]
-        if wanted[entry.op_id % SNAPSHOTS] != entry.op_id:
+        wanted = self._board.snapshot[entry.rank, entry.op_id % SNAPSHOTS]
+        if wanted != entry.op_id:
             return  # the reader helped itself
         data = np.empty(entry.nbytes, np.uint8)
         self._transport.read(target, Area.HEAP, entry.offset, data)
+        self._hand_back(entry, data)
+
+    def _execute_rmw(self, target: int, entry: LogEntry) -> None:
+        element = np.empty(entry.nbytes, np.uint8)
+        self._transport.read(target, Area.HEAP, entry.offset, element)
+        before = rmw.apply(entry.kind, element, entry.a, entry.b)
+        if self._transport.kind == "shared":
+            self._transport.write(target, Area.HEAP, entry.offset, element)
+        else:
+            self._check_answer(target, entry, before)
+        if self._board.snapshot[entry.rank, entry.op_id % SNAPSHOTS] == entry.op_id:
+            self._hand_back(entry, before)
+
+    def _check_answer(self, target: int, entry: LogEntry, before: Bytes) -> None:
+        """Let MPI carry out the atomic; it must find what the log says is there."""
+        answer = self._transport.atomic(target, entry.offset, entry.nbytes, entry.kind >> 4, entry.a, entry.b)
+        if answer.tobytes() != before.tobytes():
+            raise InternalError(
+                f"rank {target}: an atomic at byte {entry.offset} found {answer.tobytes().hex()}, "
+                f"the apply log says {before.tobytes().hex()}"
+            )
+
+    def _hand_back(self, entry: LogEntry, data: Bytes) -> None:
+        """Put what a get or atomic read where its poster looks for it."""
         if entry.file_id >= 0:
             self._transport.write(entry.file_id, Area.STAGING, entry.file_offset, data)
         else:
             with open(self._spill_path(-entry.file_id - 1, entry.file_offset), "r+b") as file:
                 file.write(data.data)
-        wanted[entry.op_id % SNAPSHOTS] = -entry.op_id
+        self._board.snapshot[entry.rank, entry.op_id % SNAPSHOTS] = -entry.op_id
 
     # --- put --------------------------------------------------------------------------------------------
 
     def stage(self, target: int, offset: int, data: Bytes) -> LogRef:
         """Copy `data` (uint8, contiguous) to the target's pool, or to a file, for a put to `offset` of
         its heap."""
-        op_id = self._number()
-        slot = self._reserve(target, data.size, True)
-        if slot is not None:
-            self._transport.write(target, Area.STAGING, slot, data)
-            return LogRef(target, slot, offset, data.size, op_id)
-        self._spill(op_id, data)
-        return LogRef(-self._me - 1, op_id, offset, data.size, op_id)
+        sizes = np.array([data.size], np.int64)
+        at = self.stage_pieces(target, data, sizes, 1)
+        return LogRef(int(at.file_ids[0]), int(at.file_offsets[0]), offset, data.size, int(at.op_ids[0]))
 
-    def _number(self) -> int:
-        self._next_op += 1
-        return self._next_op - 1
-
-    def _reserve(self, target: int, nbytes: int, logged: bool) -> int | None:
-        """Take a slot of the target's pool; None when it is full. `logged`: an entry for the target's log
-        follows."""
-        self._engine.log_lock(target)
-        try:
-            if logged:
-                self._announce(target)
-            slot = self._first_fit(target, nbytes)
-            if slot is None and self._is_applicable(target):
-                self._apply_locked(target, None)
-                slot = self._first_fit(target, nbytes)
-            return slot
-        finally:
-            self._engine.log_unlock(target)
-
-    def _announce(self, target: int) -> None:
-        board, limit = self._board, self._engine.config.log_entries
-        if board.posted[target] - board.applied[target] >= limit and self._is_applicable(target):
-            self._apply_locked(target, None)
-        if board.posted[target] - board.applied[target] >= limit:
-            raise UsageError(
-                f"{limit} puts and gets to rank {target} are under way or not yet observed by it; "
-                f"complete some with quiet(), let it observe, or raise log_entries"
-            )
-        board.posted[target] += 1
-
-    def _is_applicable(self, target: int) -> bool:
-        return bool(self._state[target] != MemoryState.RUNNING) or target in self._engine.dead_ranks()
-
-    def _first_fit(self, target: int, nbytes: int) -> int | None:
-        chunks, pool = -(-nbytes // CHUNK), self._board.pool[target]
-        if chunks > pool.size:
-            return None
-        found = pool.tobytes().find(bytes(chunks))
-        if found < 0:
-            return None
-        pool[found : found + chunks] = 1
-        return int(found) * CHUNK
-
-    def _release(self, file_id: int, at: int, nbytes: int) -> None:
-        """Give a slot back (under the lock of the pool's owner), or unlink a spill file."""
-        if file_id >= 0:
-            self._board.pool[file_id, at // CHUNK : -(-(at + nbytes) // CHUNK)] = 0
-            return
-        path = self._spill_path(-file_id - 1, at)
-        self._spills.discard(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-    def _staged(self, target: int, entry: LogEntry) -> Bytes:
-        """The bytes of an undelivered put, wherever they are."""
-        file_id, at, nbytes = entry.file_id, entry.file_offset, entry.nbytes
-        if file_id < 0:
-            return np.fromfile(self._spill_path(-file_id - 1, at), np.uint8, nbytes)
-        if self._transport.kind == "shared":
-            return self._transport.mapped(Area.STAGING)[target, at : at + nbytes]
-        data = np.empty(nbytes, np.uint8)
-        self._transport.read(target, Area.STAGING, at, data)
-        return data
-
-    # --- get --------------------------------------------------------------------------------------------
+    # --- get and atomic ---------------------------------------------------------------------------------
 
     def start_get(self, source: int, offset: int, nbytes: int, charged: int) -> int:
         """Post a get of `nbytes` at `offset` of the source's heap; returns the engine's handle."""
+        ref = self.expect(source, offset, nbytes)
+        handle = self._engine.get(source, charged, ref)
+        self.expected(handle, source, ref)
+        return handle
+
+    def expect(self, source: int, offset: int, nbytes: int) -> LogRef:
+        """Make room for the bytes that a get or atomic will bring from the source's heap, and announce its
+        entry. Raises: UsageError, too many are under way."""
         if len(self._gets) >= SNAPSHOTS:
             raise UsageError(f"{SNAPSHOTS} gets of rank {self._me} are under way; wait for some first")
         op_id = self._number()
@@ -216,9 +185,15 @@ class Memory:
             op_id = self._number()
         ref = self._place_for(source, offset, nbytes, op_id)
         self._board.snapshot[self._me, op_id % SNAPSHOTS] = op_id
-        handle = self._engine.get(source, charged, ref)
+        return ref
+
+    def expected(self, handle: int, source: int, ref: LogRef) -> None:
+        """Note under which handle the operation of `expect` was posted."""
         self._gets[handle] = (source, ref)
-        return handle
+
+    def is_expected(self, handle: int) -> bool:
+        """Whether a get or atomic of mine was posted under that handle and its bytes were not fetched."""
+        return handle in self._gets
 
     def _place_for(self, source: int, offset: int, nbytes: int, op_id: int) -> LogRef:
         self._engine.log_lock(source)
@@ -226,19 +201,24 @@ class Memory:
             self._announce(source)
         finally:
             self._engine.log_unlock(source)
-        slot = self._reserve(self._me, nbytes, False)
+        slot = self._reserve(self._me, nbytes, 0)
         if slot is not None:
             return LogRef(self._me, slot, offset, nbytes, op_id)
         self._spill(op_id, np.zeros(nbytes, np.uint8))
         return LogRef(-self._me - 1, op_id, offset, nbytes, op_id)
 
-    def finish_get(self, handle: int) -> Bytes:
-        """Fetch the bytes of a get whose response is in."""
+    def finish_get(self, handle: int, wanted: bool = True) -> Bytes:
+        """Fetch the bytes of a get whose response is in, or what an atomic found.
+
+        Args:
+            wanted: False for one that failed: only its place is freed, and there are no bytes.
+        """
         source, ref = self._gets.pop(handle)
+        data = np.empty(0, np.uint8)
         self._engine.log_lock(source)
         try:
-            captured = self._board.snapshot[self._me, ref.op_id % SNAPSHOTS] == -ref.op_id
-            data = self._captured(ref) if captured else self._overlaid(source, ref)
+            if wanted:
+                data = self._bytes_of(source, ref)
             self._board.snapshot[self._me, ref.op_id % SNAPSHOTS] = 0
         finally:
             self._engine.log_unlock(source)
@@ -249,50 +229,39 @@ class Memory:
             self._engine.log_unlock(self._me)
         return data
 
+    def _bytes_of(self, source: int, ref: LogRef) -> Bytes:
+        slot = ref.op_id % SNAPSHOTS
+        if self._board.snapshot[self._me, slot] != -ref.op_id and self._state[source] != MemoryState.RUNNING:
+            self._apply_locked(source, None)  # shorter than laying the entries over, again for each reader
+        if self._board.snapshot[self._me, slot] == -ref.op_id:
+            return self._captured(ref)
+        return self._overlaid(source, ref)
+
     def _captured(self, ref: LogRef) -> Bytes:
         if ref.file_id < 0:
             return np.fromfile(self._spill_path(self._me, ref.file_offset), np.uint8, ref.nbytes)
         return self._transport.own(Area.STAGING)[ref.file_offset : ref.file_offset + ref.nbytes].copy()
 
     def _overlaid(self, source: int, ref: LogRef) -> Bytes:
-        """The source's memory as it was when the response left: its heap with the older entries laid over."""
-        data = np.empty(ref.nbytes, np.uint8)
-        self._transport.read(source, Area.HEAP, ref.offset, data)
+        """The source's memory as it was when the response left: its heap with the older entries laid over.
+
+        Read from one multiple of 8 to another, so that elements the older atomics changed are whole."""
+        first, last = ref.offset // 8 * 8, -(-(ref.offset + ref.nbytes) // 8) * 8
+        data = np.empty(last - first, np.uint8)
+        self._transport.read(source, Area.HEAP, first, data)
         for entry in self._entries(source):
-            if entry.op_id == ref.op_id and entry.rank == self._me:
+            if entry.op_id == ref.op_id and entry.rank == self._me and rmw.takes_bytes(entry.kind):
                 break
-            if entry.kind != LOG_PUT:
+            low, high = max(first, entry.offset), min(last, entry.offset + entry.nbytes)
+            if low >= high or not rmw.changes_bytes(entry.kind):
                 continue
-            low = max(ref.offset, entry.offset)
-            high = min(ref.offset + ref.nbytes, entry.offset + entry.nbytes)
-            if low < high:
-                piece = self._staged(source, entry)
-                data[low - ref.offset : high - ref.offset] = piece[low - entry.offset : high - entry.offset]
-        return data
-
-    # --- spill files ------------------------------------------------------------------------------------
-
-    def _spill_path(self, poster: int, op_id: int) -> str:
-        return f"{self._folder}/superpod-{self._board.header[Board.HEADER_JOB]:016x}-spill-{poster}-{op_id}"
-
-    def _spill(self, op_id: int, data: Bytes) -> None:
-        path = self._spill_path(self._me, op_id)
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        self._spills.add(path)
-        self._board.spilled[self._me] += 1
-        try:
-            if data.size:
-                os.posix_fallocate(descriptor, 0, data.size)
-            view = memoryview(data.data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        except OSError as error:
-            raise UsageError(
-                f"rank {self._me}: staging is full and {data.size} bytes do not fit {self._folder}: "
-                f"{error.strerror}"
-            ) from None
-        finally:
-            os.close(descriptor)
+            piece = data[low - first : high - first]
+            if rmw.base_kind(entry.kind) == LOG_PUT:
+                staged = self._staged(source, entry.file_id, entry.file_offset, entry.nbytes)
+                piece[:] = staged[low - entry.offset : high - entry.offset]
+            else:
+                rmw.apply(entry.kind, piece, entry.a, entry.b)
+        return data[ref.offset - first : ref.offset - first + ref.nbytes]
 
     def close(self) -> None:
         """Unlink the spill files nobody applied."""
@@ -300,6 +269,11 @@ class Memory:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._spills.clear()
+
+
+def was_announced(drop: LogEntry) -> bool:
+    """Whether a dropped operation had announced an entry; the payload of a message has not."""
+    return bool(drop.a or drop.b) and drop.offset >= 0
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:

@@ -11,7 +11,7 @@ from typing import Final
 UNITS: Final = (
     "ps", "ns", "us", "ms", "s", "B", "KB", "MB", "GB", "GB/s", "TFLOPS", "TOPS",
     "ratio", "dies", "chips", "nodes", "cores", "polls", "layers", "heads", "groups", "kernels", "experts",
-    "elements",
+    "elements", "hops", "turns",
 )  # fmt: skip
 
 
@@ -48,6 +48,12 @@ KERNEL_PEAKS: Final = {
 #: Link classes whose ports are UB; SELF is the die's own memory.
 UB_CLASSES: Final = ("chip", "intra", "inter")
 
+#: Times a work request passes on its way through an RDMA NIC; `rdma.<part>_us`.
+RDMA_TIMES: Final = ("post", "doorbell", "fetch", "cqe", "nic", "roce", "hop", "pcie", "gap", "atomic")
+
+#: URMA calls of the control plane with a price; `urma.<call>_us`.
+URMA_CALLS: Final = ("register", "create_jetty", "create_jfc", "create_jfr", "import_seg", "import_jetty")
+
 PROFILE_KEYS: Final[dict[str, KeySpec]] = {
     "pod.nodes": KeySpec("nodes", 1, 100_000, integer=True),
     "pod.chips_per_node": KeySpec("chips", 1, 1_024, integer=True),
@@ -66,9 +72,30 @@ PROFILE_KEYS: Final[dict[str, KeySpec]] = {
     **{f"ub.write_{c}_gb_per_s": KeySpec("GB/s", 0.001, 100_000) for c in UB_CLASSES},
     "ub.request_share": KeySpec("ratio", 0, 1),
     "ub.ack_share": KeySpec("ratio", 0, 1),
+    "mte.start_us": KeySpec("us", 0, 10_000),
+    "mte.core_gb_per_s": KeySpec("GB/s", 0.001, 100_000),
+    "mte.cores": KeySpec("cores", 1, 10_000, integer=True),
+    "dma.start_us": KeySpec("us", 0, 10_000),
+    "dma.turns": KeySpec("turns", 0, 100, integer=True),
+    "dma.block_us": KeySpec("us", 0, 10_000),
+    "dma.gb_per_s": KeySpec("GB/s", 0.001, 100_000),
+    "urma.side_us": KeySpec("us", 0, 1_000),
+    "urma.atomic_us": KeySpec("us", 0, 1_000),
+    "urma.gap_us": KeySpec("us", 0, 1_000),
+    **{f"urma.{call}_us": KeySpec("us", 0, 10_000_000) for call in URMA_CALLS},
     "rdma.gb_per_s": KeySpec("GB/s", 0.001, 10_000),
     "rdma.efficiency": KeySpec("ratio", 0.01, 1),
-    "rdma.latency_us": KeySpec("us", 0, 10_000),
+    **{f"rdma.{part}_us": KeySpec("us", 0, 1_000) for part in RDMA_TIMES},
+    **{f"rdma.hops_{c}": KeySpec("hops", 0, 100, integer=True) for c in UB_CLASSES},
+    "rdma.inline_bytes": KeySpec("B", 0, 65_536, integer=True),
+    "rdma.wqe_bytes": KeySpec("B", 1, 4_096, integer=True),
+    "rdma.register_us": KeySpec("us", 0, 10_000_000),
+    "vpc.gb_per_s": KeySpec("GB/s", 0.001, 10_000),
+    "vpc.latency_us": KeySpec("us", 0, 100_000),
+    "message.eager_bytes": KeySpec("B", 0, 1 << 30, integer=True),
+    **{f"message.{part}_us": KeySpec("us", 0, 10_000) for part in ("send", "isend", "recv", "match")},
+    "message.copy_gb_per_s": KeySpec("GB/s", 0.001, 1_000_000),
+    "message.control_bytes": KeySpec("B", 1, 65_536, integer=True),
     "xccl.start_us": KeySpec("us", 0, 10_000),
     "xccl.record_us": KeySpec("us", 0, 100),
     "xccl.quantise_row_us": KeySpec("us", 0, 100),

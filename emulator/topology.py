@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from emulator.engine.api import EngineConfig
 from emulator.errors import UsageError
+from emulator.planes import PerClass, plane_configs
 from emulator.profile import Profile, exact
 from emulator.profile_keys import UB_CLASSES
-
-PerClass = tuple[int, int, int, int]
-"""One number for each `LinkClass`."""
 
 
 class LinkClass(IntEnum):
@@ -142,6 +140,7 @@ def engine_config(profile: Profile, num_ranks: int, **settings: Any) -> EngineCo
         call_price_ps=max(1, profile.ps("engine.call_price_ns")),
         poll_price_ps=max(1, profile.ps("engine.poll_price_ns")),
         poll_max_polls=profile.integer("engine.poll_max_polls"),
+        planes=plane_configs(profile),
         **settings,
     )
 

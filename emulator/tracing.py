@@ -15,6 +15,7 @@ import struct
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 TRACE_DTYPE = np.dtype(
     [
@@ -49,6 +50,9 @@ class Op(enum.IntEnum):
     FINISH = 14
     ROWS = 15
     EXCHANGE_POST = 16
+    POST = (
+        17  # a work request, message or other posted operation; peer, charged bytes, checksum of its payload
+    )
 
 
 class RankTrace:
@@ -77,6 +81,19 @@ class RankTrace:
             at = 0
         _RECORD.pack_into(self.buffer, at, start_ps, end_ps, nbytes, checksum, peer, op)
         self.used[0] = at + _RECORD.size
+
+    def add_batch(self, records: npt.NDArray[np.void]) -> None:
+        """Append records (TRACE_DTYPE), in order."""
+        data = memoryview(records.tobytes())
+        while data:
+            at = self.used.item()
+            if at == len(self.buffer):
+                self.flush()
+                at = 0
+            part = data[: len(self.buffer) - at]
+            self.buffer[at : at + len(part)] = part
+            self.used[0] = at + len(part)
+            data = data[len(part) :]
 
     def flush(self) -> None:
         """Hash what is in the buffer, write it if asked for, and empty it."""

@@ -12,8 +12,9 @@ Areas lie side by side rather than ranks, so that the few pages really used of o
 at 384 ranks one table per peer and process would cost 590 MB.
 
 Under `shared` a movement is a plain store or load in the mapped window. Under `rma` every movement
-between ranks is a `Put` or `Get` with a `Flush` in one passive epoch; only a rank's own memory is touched
-directly (unified memory model).
+between ranks is a `Put` or `Get` with a `Flush` in one passive epoch, and every atomic on an element a
+`Fetch_and_op` or `Compare_and_swap`, on a rank's own memory too; other than that a rank touches its own
+memory directly (unified memory model).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from emulator.engine.api import ATOMIC_ADD, ATOMIC_AND, ATOMIC_OR, CAS, SWAP
 from emulator.errors import InternalError, UsageError
 
 Bytes = npt.NDArray[np.uint8]
@@ -197,6 +199,33 @@ class Transport:
         else:
             self.start_read(target, area, offset, out)
             self._windows[-1].Flush(target)
+
+    def atomic(
+        self, target: int, offset: int, nbytes: int, operation: int, operand: int, compare: int
+    ) -> Bytes:
+        """Carry out an atomic on an element of the target's heap by MPI; only under `rma`, done on return.
+
+        Args:
+            nbytes: width of the element, 4 or 8. operation: ATOMIC_ADD, SWAP, CAS, ATOMIC_AND, _OR or _XOR.
+            operand, compare: wrap to the element's width; `compare` counts for CAS alone.
+
+        Returns:
+            uint8 [nbytes], the element before.
+        """
+        if self.kind != "rma":
+            raise InternalError("the shared transport has no atomics of its own")
+        mpi, window, kind = self._mpi, self._windows[-1], np.dtype(f"u{nbytes}")
+        mask, unit = (1 << 8 * nbytes) - 1, self._mpi.UINT64_T if nbytes == 8 else self._mpi.UINT32_T
+        origin, found = np.array([operand & mask], kind), np.zeros(1, kind)
+        place = target, self.sizes.base(Area.HEAP) + offset
+        if operation == CAS:
+            wanted = np.array([compare & mask], kind)
+            window.Compare_and_swap([origin, unit], [wanted, unit], [found, unit], *place)
+        else:
+            names = {ATOMIC_ADD: mpi.SUM, SWAP: mpi.REPLACE, ATOMIC_AND: mpi.BAND, ATOMIC_OR: mpi.BOR}
+            window.Fetch_and_op([origin, unit], [found, unit], *place, names.get(operation, mpi.BXOR))
+        window.Flush(target)
+        return found.view(np.uint8)
 
     def publish(self) -> None:
         """Make plain stores to my own memory visible to remote loads."""

@@ -91,17 +91,16 @@ class Memory(Staging):
         for entry in self._entries(target):
             if until_ps is not None and entry.time_ps > until_ps:
                 break
-            kind = rmw.base_kind(entry.kind)
-            if kind == LOG_PUT:
+            if entry.kind == LOG_PUT:
                 self._execute_put(target, entry)
-            elif kind == LOG_SNAPSHOT:
+            elif entry.kind == LOG_SNAPSHOT:
                 self._execute_snapshot(target, entry)
-            elif kind == LOG_RMW:
+            elif entry.kind == LOG_RMW:
                 self._execute_rmw(target, entry)
             else:
                 self._execute_drop(entry)
             done += 1
-            announced += kind != LOG_DROP or was_announced(entry)
+            announced += entry.kind != LOG_DROP or was_announced(entry)
         if done:
             self._engine.log_advance(target, done)
             self._board.applied[target] += announced
@@ -131,7 +130,7 @@ class Memory(Staging):
     def _execute_rmw(self, target: int, entry: LogEntry) -> None:
         element = np.empty(entry.nbytes, np.uint8)
         self._transport.read(target, Area.HEAP, entry.offset, element)
-        before = rmw.apply(entry.kind, element, entry.a, entry.b)
+        before = rmw.apply(entry.op_id, element, entry.a, entry.b)
         if self._transport.kind == "shared":
             self._transport.write(target, Area.HEAP, entry.offset, element)
         else:
@@ -141,7 +140,8 @@ class Memory(Staging):
 
     def _check_answer(self, target: int, entry: LogEntry, before: Bytes) -> None:
         """Let MPI carry out the atomic; it must find what the log says is there."""
-        answer = self._transport.atomic(target, entry.offset, entry.nbytes, entry.kind >> 4, entry.a, entry.b)
+        operation = rmw.operation_of(entry.op_id)
+        answer = self._transport.atomic(target, entry.offset, entry.nbytes, operation, entry.a, entry.b)
         if answer.tobytes() != before.tobytes():
             raise InternalError(
                 f"rank {target}: an atomic at byte {entry.offset} found {answer.tobytes().hex()}, "
@@ -175,16 +175,16 @@ class Memory(Staging):
         self.expected(handle, source, ref)
         return handle
 
-    def expect(self, source: int, offset: int, nbytes: int) -> LogRef:
-        """Make room for the bytes that a get or atomic will bring from the source's heap, and announce its
-        entry. Raises: UsageError, too many are under way."""
+    def expect(self, source: int, offset: int, nbytes: int, operation: int = 0) -> LogRef:
+        """Make room for the bytes that a get, or the atomic `operation`, will bring from the source's heap,
+        and announce its entry. Raises: UsageError, too many are under way."""
         if len(self._gets) >= SNAPSHOTS:
             raise UsageError(f"{SNAPSHOTS} gets of rank {self._me} are under way; wait for some first")
         op_id = self._number()
         while self._board.snapshot[self._me, op_id % SNAPSHOTS]:
             op_id = self._number()
-        ref = self._place_for(source, offset, nbytes, op_id)
-        self._board.snapshot[self._me, op_id % SNAPSHOTS] = op_id
+        ref = self._place_for(source, offset, nbytes, op_id)._replace(op_id=rmw.marked(op_id, operation))
+        self._board.snapshot[self._me, op_id % SNAPSHOTS] = ref.op_id
         return ref
 
     def expected(self, handle: int, source: int, ref: LogRef) -> None:
@@ -256,11 +256,11 @@ class Memory(Staging):
             if low >= high or not rmw.changes_bytes(entry.kind):
                 continue
             piece = data[low - first : high - first]
-            if rmw.base_kind(entry.kind) == LOG_PUT:
+            if entry.kind == LOG_PUT:
                 staged = self._staged(source, entry.file_id, entry.file_offset, entry.nbytes)
                 piece[:] = staged[low - entry.offset : high - entry.offset]
             else:
-                rmw.apply(entry.kind, piece, entry.a, entry.b)
+                rmw.apply(entry.op_id, piece, entry.a, entry.b)
         return data[ref.offset - first : ref.offset - first + ref.nbytes]
 
     def close(self) -> None:

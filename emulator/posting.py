@@ -30,7 +30,7 @@ from emulator.engine.posts import (
     Posts,
 )
 from emulator.errors import InternalError, RankLostError, SizeError
-from emulator.rmw import base_kind
+from emulator.rmw import split_log_kinds
 from emulator.rows import _ODD
 from emulator.tracing import TRACE_DTYPE, Op
 from emulator.transport import Bytes
@@ -129,7 +129,7 @@ class Posting:
         """Have what follows my last fence, and is in no queue of its own, wait for what went before."""
         if self.fence_seq and self.may_reorder:
             kinds = np.isin(posts["kind"], (K_PUT, K_SEND, K_WORD))
-            after = (kinds | (base_kind(posts["log_kind"]) == LOG_RMW)) & (posts["stream"] == 0)
+            after = (kinds | (split_log_kinds(posts["log_kind"])[0] == LOG_RMW)) & (posts["stream"] == 0)
             posts["order"][after] |= ORD_FENCE
             posts["fence"][after] = self.fence_seq
 
@@ -182,9 +182,11 @@ class Posting:
     def _expect(self, posts: Posts) -> list[tuple[int, LogRef]]:
         """Make room for what gets and atomics will bring; returns (row, place) of each."""
         made = []
+        posts["log_kind"], operations = split_log_kinds(posts["log_kind"])
         for row in np.flatnonzero((posts["kind"] == K_GET) & (posts["log_kind"] > 0)).tolist():
             post = posts[row]
-            ref = self._device.memory.expect(int(post["peer"]), int(post["offset"]), int(post["real_bytes"]))
+            place = int(post["peer"]), int(post["offset"]), int(post["real_bytes"])
+            ref = self._device.memory.expect(*place, int(operations[row]))
             post["file_id"], post["file_offset"], post["op_id"] = ref.file_id, ref.file_offset, ref.op_id
             made.append((row, ref))
         return made

@@ -162,9 +162,8 @@ class Memory(Staging):
     def stage(self, target: int, offset: int, data: Bytes) -> LogRef:
         """Copy `data` (uint8, contiguous) to the target's pool, or to a file, for a put to `offset` of
         its heap."""
-        sizes = np.array([data.size], np.int64)
-        at = self.stage_pieces(target, data, sizes, 1)
-        return LogRef(int(at.file_ids[0]), int(at.file_offsets[0]), offset, data.size, int(at.op_ids[0]))
+        file_id, at, op_id = self.stage_one(target, data, 1)
+        return LogRef(file_id, at, offset, data.size, op_id)
 
     # --- get and atomic ---------------------------------------------------------------------------------
 

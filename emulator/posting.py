@@ -21,6 +21,7 @@ from emulator.engine.posts import (
     IN_MATCH,
     IN_UNEXPECTED,
     INBOX_DTYPE,
+    K_CLOSE,
     K_GET,
     K_PUT,
     K_SEND,
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
 OWNER_VERBS, OWNER_MESSAGES, OWNER_URMA, OWNER_WINDOWS = 1, 2, 3, 4
 _OWNER_SHIFT = 56
 _CONTEXT_SHIFT = 32
-_STAGED = (K_PUT, K_SEND)
-_REMOTE = (K_PUT, K_GET, K_WORD, K_SEND)
+_KINDS = np.arange(K_CLOSE + 1)
+_STAGED = np.isin(_KINDS, (K_PUT, K_SEND))
+_REMOTE = np.isin(_KINDS, (K_PUT, K_GET, K_WORD, K_SEND))
+_ORDERED = np.isin(_KINDS, (K_PUT, K_WORD, K_SEND))
+"""By kind: brings a payload; goes to another rank; can be ordered by a fence."""
 _NOTHING = np.empty(0, np.uint8)
 Int64 = npt.NDArray[np.int64]
 Payload = Sequence[Bytes | None] | Bytes
@@ -107,7 +111,7 @@ class Posting:
     def post(self, posts: Posts, data: Payload | None, call: Op, step_ps: int) -> int:
         """See `Device.post`."""
         device, posts = self._device, posts.copy()
-        remote = np.isin(posts["kind"], _REMOTE)
+        remote = _REMOTE[posts["kind"]]
         self._check_alive(posts["peer"][remote & (posts["state_word"] < 0)])
         self._keep_fence(posts)
         flat = self._payload(posts, data)
@@ -128,7 +132,7 @@ class Posting:
     def _keep_fence(self, posts: Posts) -> None:
         """Have what follows my last fence, and is in no queue of its own, wait for what went before."""
         if self.fence_seq and self.may_reorder:
-            kinds = np.isin(posts["kind"], (K_PUT, K_SEND, K_WORD))
+            kinds = _ORDERED[posts["kind"]]
             after = (kinds | (split_log_kinds(posts["log_kind"])[0] == LOG_RMW)) & (posts["stream"] == 0)
             posts["order"][after] |= ORD_FENCE
             posts["fence"][after] = self.fence_seq
@@ -150,10 +154,10 @@ class Posting:
             pieces = [_NOTHING if piece is None else piece for piece in data]
             if len(pieces) != posts.size:
                 raise SizeError(f"post: {len(pieces)} payloads for {posts.size} posts", value=len(pieces))
-            sends = np.isin(posts["kind"], _STAGED)
+            sends = _STAGED[posts["kind"]]
             posts["real_bytes"][sends] = np.array([piece.size for piece in pieces], np.int64)[sends]
             flat = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        staged = int(posts["real_bytes"][np.isin(posts["kind"], _STAGED)].sum())
+        staged = int(posts["real_bytes"][_STAGED[posts["kind"]]].sum())
         if flat.size != staged:
             raise SizeError(
                 f"post: real_bytes are {staged} in all, the payload has {flat.size}", value=flat.size
@@ -167,7 +171,13 @@ class Posting:
         """Copy payloads to the pools of their targets and fill in where they are."""
         if not flat.size:
             return
-        rows = np.flatnonzero(np.isin(posts["kind"], _STAGED) & (posts["real_bytes"] > 0))
+        memory = self._device.memory
+        if posts.size == 1:
+            logged = int(posts["log_kind"][0] != 0)
+            file_id, at, op_id = memory.stage_one(int(posts["peer"][0]), flat, logged)
+            posts["file_id"], posts["file_offset"], posts["op_id"] = file_id, at, op_id
+            return
+        rows = np.flatnonzero(_STAGED[posts["kind"]] & (posts["real_bytes"] > 0))
         ends = np.cumsum(posts["real_bytes"][rows])
         peers = posts["peer"][rows]
         for peer in np.unique(peers).tolist():
@@ -175,15 +185,21 @@ class Posting:
             sizes = posts["real_bytes"][rows[mine]]
             data = flat if mine.size == rows.size else _picked(flat, ends[mine], sizes)
             logged = int(np.count_nonzero(posts["log_kind"][rows[mine]]))
-            at = self._device.memory.stage_pieces(peer, data, sizes, logged)
-            posts["file_id"][rows[mine]], posts["file_offset"][rows[mine]] = at.file_ids, at.file_offsets
-            posts["op_id"][rows[mine]] = at.op_ids
+            places = memory.stage_pieces(peer, data, sizes, logged)
+            posts["file_id"][rows[mine]], posts["file_offset"][rows[mine]] = (
+                places.file_ids,
+                places.file_offsets,
+            )
+            posts["op_id"][rows[mine]] = places.op_ids
 
     def _expect(self, posts: Posts) -> list[tuple[int, LogRef]]:
         """Make room for what gets and atomics will bring; returns (row, place) of each."""
+        gets = (posts["kind"] == K_GET) & (posts["log_kind"] > 0)
+        if not gets.any():
+            return []
         made = []
         posts["log_kind"], operations = split_log_kinds(posts["log_kind"])
-        for row in np.flatnonzero((posts["kind"] == K_GET) & (posts["log_kind"] > 0)).tolist():
+        for row in np.flatnonzero(gets).tolist():
             post = posts[row]
             place = int(post["peer"]), int(post["offset"]), int(post["real_bytes"])
             ref = self._device.memory.expect(*place, int(operations[row]))
@@ -196,8 +212,11 @@ class Posting:
         sums = np.zeros(posts.size, np.uint64)
         if not flat.size:
             return sums
-        sizes = np.where(np.isin(posts["kind"], _STAGED), posts["real_bytes"], 0)
-        if posts.size > 1 and (sizes == sizes[0]).all():
+        sizes = np.where(_STAGED[posts["kind"]], posts["real_bytes"], 0)
+        if posts.size == 1:
+            sums[0] = self._device.rows.checksum(flat)
+            return sums
+        if (sizes == sizes[0]).all():
             return _checksums_of_equals(flat.reshape(posts.size, -1))
         low = 0
         for row, size in enumerate(sizes.tolist()):
@@ -247,7 +266,7 @@ class Posting:
 
 def _is_irregular(posts: Posts) -> bool:
     """Whether some operation takes another way than a plain put, which the ports of plane 0 keep in order."""
-    moved = np.isin(posts["kind"], (K_PUT, K_SEND, K_WORD))
+    moved = _ORDERED[posts["kind"]]
     other = (posts["unit"] >= 0) | (posts["plane"] > 0) | (posts["start_ps"] > 0) | (posts["tail_ps"] > 0)
     return bool((moved & (other | (posts["stream"] > 0) | (posts["rd_below"] > 0))).any())
 

@@ -73,6 +73,23 @@ class Staging:
 
     # --- slots ------------------------------------------------------------------------------------------
 
+    def stage_one(self, target: int, data: Bytes, logged: int) -> tuple[int, int, int]:
+        """Copy one payload to the target's pool, or to a file.
+
+        Args:
+            logged: 1 if an entry for the target's log follows, 0 if not.
+
+        Returns:
+            file_id, file_offset and op_id; see `LogRef`. Raises: UsageError, as `stage_pieces`.
+        """
+        op_id = self._number()
+        slot = self._reserve(target, data.size, logged)
+        if slot is not None:
+            self._transport.write(target, Area.STAGING, slot, data)
+            return target, slot, op_id
+        self._spill(op_id, data)
+        return -self._me - 1, op_id, op_id
+
     def stage_pieces(self, target: int, data: Bytes, sizes: Int64, logged: int) -> Places:
         """Copy the payloads of several operations on one target, all under one lock.
 

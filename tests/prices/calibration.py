@@ -10,7 +10,7 @@ from functools import cache
 from engine_pair import Pair, row
 
 from emulator.engine.posts import K_PUT
-from emulator.profile import Profile, exact, load_profile
+from emulator.profile import exact, load_profile
 
 KB, US, GB = 1024, 10**6, 10**9
 BIG = 1_500_000_000

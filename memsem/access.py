@@ -1,0 +1,152 @@
+"""What every window call starts from: where the window lies, and the checks of arguments.
+
+A wrong argument raises here, before any time passes, and names the rank, its virtual time and the value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emulator import Device
+from emulator.engine.api import ADD, EQ, GE, GT, LE, LT, NE, SET
+from emulator.errors import DtypeError, OffsetError, SizeError, StateError, UsageError, misuse
+from memsem.operations import Operations
+
+if TYPE_CHECKING:
+    from memsem.heap import Piece
+    from memsem.team import Team
+
+COMPARISONS = {"eq": EQ, "ne": NE, "gt": GT, "ge": GE, "lt": LT, "le": LE}
+OPERATIONS = {"set": SET, "add": ADD}
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+
+class Access:
+    """One rank's face of a window: place, type and checks.
+
+    Attributes:
+        shape, dtype: of the array on every rank.
+        size: elements of it.
+        num_signals: signal words that belong to the window, all 0 at first.
+        team: whose ranks the calls name; None: all ranks.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        base: int,
+        first_word: int,
+        signals: int,
+        team: Team | None = None,
+        piece: Piece | None = None,
+    ) -> None:
+        self._device, self._base, self._first_word = device, base, first_word
+        self.shape, self.dtype, self.num_signals = shape, dtype, signals
+        self.size, self.team, self._piece = math.prod(shape), team, piece
+        self._ops = Operations.of(device)
+        self._id = self._ops.next_window()
+
+    def _flat(self) -> Array:
+        self._check_open()
+        nbytes = self.size * self.dtype.itemsize
+        return self._device.heap[self._base : self._base + nbytes].view(self.dtype)
+
+    def _byte(self, offset: int) -> int:
+        """Where an element lies in the heap."""
+        return self._base + offset * self.dtype.itemsize
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def _error(self, kind: type[UsageError], message: str, value: Any) -> UsageError:
+        return misuse(kind, message, rank=self._device.rank, now_ps=self._device.now_ps, value=value)
+
+    def _check_open(self) -> None:
+        if self._piece is not None and self._piece.freed:
+            raise self._error(OffsetError, "window: its memory has been freed", self._base)
+
+    def _source(self, src: npt.ArrayLike) -> Array:
+        if not isinstance(src, np.ndarray | np.generic):
+            if isinstance(src, bytes | bytearray | memoryview):
+                return self._source(np.frombuffer(src, np.uint8))
+            return self._converted(src, np.asarray(src))
+        data = np.asarray(src)
+        self._check_contiguous("put: source", data)
+        if data.dtype != self.dtype:
+            message = f"put: the source holds {data.dtype}, the window {self.dtype}"
+            raise self._error(DtypeError, message, str(data.dtype))
+        return data
+
+    def _converted(self, src: npt.ArrayLike, data: Array) -> Array:
+        """Python numbers as the window's dtype; nothing may be lost but float precision."""
+        message = f"values do not fit a window of {self.dtype}"
+        numbers = data.dtype.kind != "O" or all(isinstance(v, int) for v in data.flat)
+        if data.size and (not numbers or (data.dtype.kind in "fcO" and self.dtype.kind in "iub")):
+            raise self._error(DtypeError, f"put: {data.dtype} {message}", str(data.dtype))
+        try:
+            return np.array(src, dtype=self.dtype)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise self._error(DtypeError, f"put: {message}: {error}", str(data.dtype)) from None
+
+    def _check_contiguous(self, what: str, array: Array) -> None:
+        """Refuse what mpi4py refuses: a buffer must be contiguous."""
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            shape = f"shape {array.shape}, strides {array.strides}"
+            raise self._error(SizeError, f"{what} is not contiguous ({shape}); pass a copy", array.strides)
+
+    def _out(self, call: str, out: Array, count: int | None) -> Array:
+        """Check an array to be filled; returns it flat, in memory order."""
+        self._check_contiguous(f"{call}: out", out)
+        if not out.flags.writeable:
+            raise self._error(StateError, f"{call}: out is read-only", out.shape)
+        if out.dtype != self.dtype or (count is not None and count != out.size):
+            asked = f"the call asks for {out.size if count is None else count} of {self.dtype}"
+            kind = DtypeError if out.dtype != self.dtype else SizeError
+            raise self._error(kind, f"{call}: out holds {out.size} of {out.dtype}, {asked}", out.size)
+        return out.reshape(-1, order="A")
+
+    def _rank(self, rank: int) -> int:
+        """Check a rank of the team; returns its number in the machine."""
+        ranks = self._device.num_ranks if self.team is None else self.team.size
+        if not 0 <= rank < ranks:
+            raise self._error(SizeError, f"window: no rank {rank}; ranks are 0 to {ranks - 1}", rank)
+        return rank if self.team is None else self.team.members[rank]
+
+    def _check_range(self, call: str, offset: int, count: int) -> None:
+        self._check_open()
+        if offset < 0 or count < 0 or offset + count > self.size:
+            where = f"elements {offset} to {offset + count}"
+            message = f"{call}: {where} are not within the {self.size} of the window"
+            raise self._error(OffsetError, message, offset)
+
+    def _word(self, signal: int) -> int:
+        if not 0 <= signal < self.num_signals:
+            message = f"window: no signal {signal}; this window has {self.num_signals}, from 0 on"
+            raise self._error(OffsetError, message, signal)
+        self._check_open()
+        return self._first_word + signal
+
+    def _charge(self, charge: int | None, real: int) -> int:
+        if charge is None:
+            return real
+        if charge < 0:
+            raise self._error(SizeError, f"window: charge_bytes must not be negative, got {charge}", charge)
+        return charge
+
+    def _operation(self, op: str) -> int:
+        return OPERATIONS[self._choose("op", op, OPERATIONS)]
+
+    def _choose(self, name: str, word: str, choices: Iterable[str]) -> str:
+        if word not in choices:
+            near = difflib.get_close_matches(str(word), choices, n=1, cutoff=0.0)[0]
+            message = f"window: {name} {word!r} is not one of {', '.join(choices)}; did you mean {near!r}?"
+            raise self._error(UsageError, message, word)
+        return word

@@ -32,7 +32,7 @@ from emulator.engine.twin_events import (
     Event,
 )
 from emulator.engine.twin_hash import fold
-from emulator.engine.twin_memory import INF, Memory
+from emulator.engine.twin_memory import INF, LATE, Memory
 from emulator.engine.twin_posts import Posts
 
 STATE = [
@@ -48,6 +48,9 @@ STATE = [
     "retired",
     "posted",
     "unexpected",
+    "idle",
+    "stale",
+    "epoch",
 ]
 STAGES = {S_START: "start", S_LOCAL: "local", S_RETRY: "retry", S_ROW: "row", S_BULK: "bulk"}
 
@@ -63,6 +66,7 @@ class Core(Posts):
         self.gets, self.flight, self.held, self.kept, self.streams = {}, {}, {}, {}, {}
         self.dead, self.failed, self.retired = set(), set(), set()
         self.posted, self.unexpected = {}, {}
+        self.idle = self.stale = self.epoch = 0
         self.key, self.fresh = 0, set()
         self.woken: list[int] = []
 
@@ -86,12 +90,14 @@ class Core(Posts):
             low = min(m.bound)
             if not self.final(t, p, low):
                 break
-            if low == INF and not self.live and self.polling_in_vain():
-                self.fail(FATAL_LIVELOCK, p)
+            if low == INF and self.live == self.idle == self.stale and self.polling_in_vain():
+                self.give_up(p)
                 break
             event = heapq.heappop(self.heap)
             self.live -= key & 63 != S_POLL
             m.facts[m.EVENTS] += 1
+            if self.idle and not key & LATE and not self.retries_for_ever(event[4]):
+                self.news()
             self.process(event)
         if not self.heap and not m.facts[m.FATAL] and min(m.bound) == INF:
             for p in range(self.n):
@@ -108,6 +114,13 @@ class Core(Posts):
         m = self.m
         polling = [p for p in range(self.n) if m.state[p] == BLOCKED and m.wait[p] == W_POLL]
         return all(m.vain[p] >= self.cfg.livelock_polls for p in polling)
+
+    def give_up(self, p: int) -> None:
+        """Only polls in vain and retries without end are left: an error, unless everybody has finished."""
+        states = self.m.state.tolist()
+        if BLOCKED in states:
+            polling = [q for q, state in enumerate(states) if state == BLOCKED and self.m.wait[q] == W_POLL]
+            self.fail(FATAL_LIVELOCK if polling else FATAL_DEADLOCK, p if polling else states.index(BLOCKED))
 
     def fail(self, code: int, rank: int) -> None:
         m = self.m

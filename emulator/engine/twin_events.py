@@ -27,6 +27,7 @@ class Op:
         void: it ended before it left; what arrives at the target says only that nothing comes.
         silent: no record of it for its poster.
         pair: (receive, send) of a rendezvous whose payload this operation pulls.
+        epoch: -1, or when a send that is retried for ever was last refused (see `Order.idle`).
     """
 
     __slots__ = (
@@ -45,7 +46,7 @@ class Op:
             "word",
         ),
         *("value", "compare", "blocking", "finished", "void", "silent", "status", "old", "rnr_left"),
-        *("lost_left", "pair"),
+        *("lost_left", "pair", "epoch"),
     )
 
     def __init__(self, kind: int, poster: int, peer: int, nbytes: int, seq: int, post: Any = BLANK) -> None:
@@ -58,6 +59,7 @@ class Op:
         self.status = self.old = 0
         self.rnr_left, self.lost_left = post.rnr_retries, post.lost_retries
         self.pair: tuple[Op, Op] | None = None
+        self.epoch = -1
 
     def __reduce__(self) -> Any:
         blank = self.post is BLANK

@@ -3,7 +3,7 @@
 from typing import Any
 
 from emulator.engine import api
-from emulator.engine.codes import DEAD, EXITED, FATAL_LOG
+from emulator.engine.codes import DEAD, EXITED, FATAL_INBOX, FATAL_LOG
 from emulator.engine.config import wrap
 from emulator.engine.posts import IN_NOTE, ST_LOST, ST_OK, ST_REGION
 from emulator.engine.twin_events import Op
@@ -11,7 +11,6 @@ from emulator.engine.twin_exchange import Exchanges
 
 File = tuple[int, int, int]
 NOWHERE: File = (-1, 0, 0)
-FATAL_INBOX, FATAL_STREAM = 12, 13
 
 
 def file_of(op: Op) -> File:
@@ -86,7 +85,6 @@ class Inboxes(Exchanges):
         if not op.op:
             return -1
         words, i = self.m.words, self.m.word_at(p, op.word)
-        op.old = words[i]
         words[i] = op.value if op.op == api.SET else wrap(words[i] + op.value)
         return int(op.word)
 

@@ -9,6 +9,7 @@ asks what the other knows.
 from typing import Any
 
 from emulator.engine import api
+from emulator.engine.codes import FATAL_STREAM
 from emulator.engine.posts import (
     DONE_ALWAYS,
     DONE_ON_ERROR,
@@ -40,7 +41,7 @@ from emulator.engine.twin_events import (
     Op,
     key_of,
 )
-from emulator.engine.twin_inbox import FATAL_STREAM, Inboxes, file_of
+from emulator.engine.twin_inbox import Inboxes, file_of
 
 Pair = tuple[int, int]  # (poster, target) or (poster, stream)
 
@@ -54,6 +55,8 @@ class Order(Inboxes):
     streams: operations of a stream whose record is still to come, in order.
     dead, failed: streams that failed, as the poster and as the target know it.
     retired: streams whose number is never used again.
+    idle: sends that are retried without end. epoch: counts what could let one of them through; stale: how
+        many of them were refused since. Nothing else pending and all stale: they never come through.
     """
 
     flight: dict[Pair, dict[int, Op]]
@@ -63,6 +66,9 @@ class Order(Inboxes):
     dead: set[Pair]
     failed: set[Pair]
     retired: set[Pair]
+    idle: int
+    epoch: int
+    stale: int
 
     def go_void(self, t: int, op: Op) -> None:
         raise NotImplementedError
@@ -138,6 +144,10 @@ class Order(Inboxes):
 
     def gone(self, t: int, op: Op) -> None:
         """`op` was delivered or dropped at its target: those that waited for it go on."""
+        if op.epoch >= 0:
+            op.epoch = -1
+            self.idle -= 1
+            self.news()
         pair = op.poster, op.peer
         ops = self.flight.get(pair)
         if ops is None or ops.pop(op.seq, None) is None:
@@ -176,7 +186,10 @@ class Order(Inboxes):
             op.lost_left -= 1
             self.push(op.poster, t + max(post.lost_ps, ack), key & ~63 | S_RETRY, p, op)
         elif status == ST_RNR and op.rnr_left:
-            op.rnr_left -= op.rnr_left != FOR_EVER
+            if op.rnr_left == FOR_EVER:
+                self.refused_again(op)
+            else:
+                op.rnr_left -= 1
             self.push(op.poster, t + ack + self.rnr_ps(p, post), key & ~63 | S_RETRY, p, op)
         else:
             if post.stream:
@@ -187,6 +200,20 @@ class Order(Inboxes):
             delay = max(post.lost_ps, ack) if status == ST_LOST else ack
             self.push(op.poster, t + delay, key & ~63 | S_FAIL, p, (op, status))
         self.tell(p, t)
+
+    def refused_again(self, op: Op) -> None:
+        self.idle += op.epoch < 0
+        if op.epoch != self.epoch:
+            op.epoch = self.epoch
+            self.stale += 1
+
+    def news(self) -> None:
+        """Something happened that could let a refused send through."""
+        self.epoch += 1
+        self.stale = 0
+
+    def retries_for_ever(self, payload: Any) -> bool:
+        return isinstance(payload, Op) and payload.epoch >= 0
 
     def rnr_ps(self, p: int, post: Any) -> int:
         """A sender without a receive waits its own time, and what the receiver's state word asks."""

@@ -185,6 +185,7 @@ class Posts(Match):
         elif op.kind == K_CLOSE:
             self.close(t, key, p, op)
         else:
+            op.old = self.m.words[self.m.word_at(p, op.word)] if op.op else 0
             word = self.apply_word(p, op)
             if op.post.done == DONE_ALWAYS:
                 self.record(p, t, IN_DONE, p, ST_OK, op, op.old, op.nbytes, op, file_of(op))

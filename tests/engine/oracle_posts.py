@@ -8,7 +8,22 @@ added to programs: ("post", {"posts": tuple of field dicts, "step": ps}) answers
 import heapq
 from collections import defaultdict
 
-from oracle import ACK, ATOMIC, DELIVER, EGRESS, GET, IN, INGRESS, LOCAL, OUT, PUT, RESPONSE, Oracle, signed
+from oracle import (
+    ACK,
+    ATOMIC,
+    DELIVER,
+    EGRESS,
+    GET,
+    IN,
+    INGRESS,
+    LATE,
+    LOCAL,
+    OUT,
+    PUT,
+    RESPONSE,
+    Oracle,
+    signed,
+)
 
 START, HERE, RETRY, FAIL = 0, 15, 16, 17
 K_PUT, K_GET, K_WORD, K_SEND, K_LOCAL, K_RECV, K_CLOSE = range(7)
@@ -66,6 +81,10 @@ class PostsOracle(Oracle):
         self.failed, self.dead = set(), set()  # (poster, stream) as the target, as the poster knows it
         self.posted, self.unexpected = defaultdict(list), defaultdict(list)
         self.inboxes, self.fresh = defaultdict(list), set()
+        self.again, self.refused = (
+            set(),
+            set(),
+        )  # sends retried for ever; refused since
         self.seen = [0] * self.n  # when each rank observed last
         self.logs = defaultdict(list)  # target -> (time, kind, operation)
 
@@ -195,11 +214,11 @@ class PostsOracle(Oracle):
             self.at(start + ser + latency + tail, key, DELIVER, action, *args)
             return start + ser
 
-        def arrive(t, key):
+        def arrive(t, key, *args):
             start = self.serve(to, 3 * plane + IN, t, key, ser, nbytes, kind, p)
             self.at(start + ser + tail, key, DELIVER, action, *args)
 
-        self.at(start + latency, key, INGRESS, arrive)
+        self.at(start + latency, key, INGRESS, arrive, *args)
         return start + ser
 
     def answered(self, t, key, o, status, old=0):
@@ -249,7 +268,7 @@ class PostsOracle(Oracle):
 
     # ---- records
     def drop_in(self, p, t, kind, rank, status, who, value, nbytes, what, user, file):
-        """A record in p's inbox: `who` gives the sequence number, `what` tag and context, `user` the user's."""
+        """A record in p's inbox: `who` gives its number, `what` tag and context, `user` the user's."""
         low = (what.context + 2**31) % 2**32 - 2**31
         self.inboxes[p].append(
             (t, self.event_key, who.seq, value, nbytes, what.tag, what.context, user.user_a, user.user_b)
@@ -316,7 +335,11 @@ class PostsOracle(Oracle):
 
     def gone(self, t, o):
         pair = o.rank, o.peer
-        self.flying[pair].remove(o) if o in self.flying[pair] else None
+        if o in self.again:
+            self.again.remove(o)
+            self.refused.clear()
+        if o in self.flying[pair]:
+            self.flying[pair].remove(o)
         stage = {K_WORD: ATOMIC, K_GET: EGRESS}
         for x in [x for x in self.held[pair] if not self.must_wait(x)]:
             self.held[pair].remove(x)
@@ -325,7 +348,7 @@ class PostsOracle(Oracle):
     def leave_no_trace(self, t, o):
         """It ends here without effect; what was staged for it is given back."""
         if o.log_kind or (o.kind == K_SEND and o.real_bytes):
-            self.logs[o.peer].append((t, LOG_DROP, o))
+            self.logs[o.peer].append((t, self.event_key, LOG_DROP, o))
         self.gone(t, o)
 
     def drop(self, t, o):
@@ -344,7 +367,11 @@ class PostsOracle(Oracle):
             o.lost_left -= 1
             self.at(t + max(o.lost_ps, ack), o.name, RETRY, self.retry, o)
         elif status == RNR and o.rnr_left:
-            o.rnr_left -= o.rnr_left != FOREVER
+            if o.rnr_left == FOREVER:
+                self.again.add(o)
+                self.refused.add(o)
+            else:
+                o.rnr_left -= 1
             more = self.words[p, o.state_word] >> 6 if o.state_word >= 0 else 0
             self.at(t + ack + o.rnr_ps + max(more, 0), o.name, RETRY, self.retry, o)
         else:
@@ -365,7 +392,7 @@ class PostsOracle(Oracle):
 
     def place_put(self, t, key, o):
         if o.log_kind:
-            self.logs[o.peer].append((t, LOG_PUT, o))
+            self.logs[o.peer].append((t, self.event_key, LOG_PUT, o))
         self.acknowledge(t, o)
         self.take_effect(t, o)
 
@@ -382,8 +409,10 @@ class PostsOracle(Oracle):
 
     def sample(self, t, key, o):
         if o.log_kind:
-            self.logs[o.peer].append((t, o.log_kind, o))
-        self.carry(t, key, o.peer, o.rank, o.nbytes, o.plane, GET, o.tail_ps + o.done_ps, self.answered, o, OK)
+            self.logs[o.peer].append((t, self.event_key, o.log_kind, o))
+        self.carry(
+            t, key, o.peer, o.rank, o.nbytes, o.plane, GET, o.tail_ps + o.done_ps, self.answered, o, OK
+        )
         self.gone(t, o)
 
     def change(self, t, key, o):
@@ -441,9 +470,9 @@ class PostsOracle(Oracle):
         if long and o.rnr_retries >= 0:
             return True
         if long and o.real_bytes:
-            self.logs[p].append((t, LOG_DROP, o))
+            self.logs[p].append((t, self.event_key, LOG_DROP, o))
         if o.log_kind:
-            self.logs[p].append((t, LOG_PUT, o))
+            self.logs[p].append((t, self.event_key, LOG_PUT, o))
         if o.pull_bytes and not long:
             request = self.machine(o.plane).request_latency_ps[self.kind(p, o.rank)]
             self.at(t + request, receive.name | 1 << 6, EGRESS, self.pulled, receive, o)
@@ -482,17 +511,31 @@ class PostsOracle(Oracle):
         for x in [x for x in self.unexpected[r] if x.context == o.context != 0 and not o.compare]:
             self.unexpected[r].remove(x)
             if x.log_kind or x.real_bytes:
-                self.logs[r].append((t, LOG_DROP, x))
+                self.logs[r].append((t, self.event_key, LOG_DROP, x))
             if x.pull_bytes:
                 self.at(t + self.ack(x), x.name, FAIL, self.fail, x, FLUSH)
         self.tell(r, t)
+
+    def apply_log(self, p):
+        """p's apply log as LOG_DTYPE has it."""
+        return [
+            (t, kind, o.rank, *o.file[:2], offset, o.real_bytes, o.op_id, key, a, b)
+            for t, key, kind, o in self.logs[p]
+            for offset, a, b in [
+                (o.offset, o.log_a, o.log_b)
+                if kind != LOG_DROP
+                else (o.offset if o.log_kind else -1, o.kind, o.log_kind)
+            ]
+        ]
 
     def run(self):
         """As the base: (log per rank, blocked per rank, records per (rank, port))."""
         for r in range(self.n):
             self.advance(r, None)
-        while self.heap:
+        while self.heap and not len(self.heap) == len(self.again) == len(self.refused):
             t, key, _, action, args = heapq.heappop(self.heap)
             self.event_key = key
+            if not key & LATE and not self.again.intersection(args):
+                self.refused.clear()
             action(t, key, *args)
         return self.log, [w is not None for w in self.wait], self.records

@@ -1,0 +1,77 @@
+"""Both engines equal the sequential oracle on random programs of posts: values, times, ports, logs."""
+
+import os
+
+import pytest
+from harness import KINDS, number, port_hash, run, run_oracle
+from programs_posts import config, program
+
+COUNT = int(os.environ.get("SUPERPOD_ENGINE_PROGRAMS", "40"))
+FIRST = int(os.environ.get("SUPERPOD_ENGINE_FIRST", "0"))
+VARIANTS = ({}, {"jitter": 0.2}, {"jitter": 0.1, "one_core": True})
+SLOTS, PORTS = 400, 16
+
+
+def length(seed: int) -> int:
+    return (10, 20, 35)[seed % 3]
+
+
+def expected(seed, cfg):
+    """(results, blocked, hashes, apply logs) by the oracle, in the engine's form."""
+    programs = [program(seed, r, cfg, length(seed)) for r in range(cfg.num_ranks)]
+    logs, blocked, records, applied = run_oracle(cfg, programs)
+    hashes = []
+    for r in range(cfg.num_ranks if records is not None else 0):
+        first = [x for p in range(3) for x in port_hash(records[r, p])]
+        further = [x for p in range(3, PORTS) if (r, p) in records for x in (p, *port_hash(records[r, p]))]
+        hashes.append((first, further))
+    return [[(number(v), t) for v, t in log] for log in logs], blocked, hashes, applied
+
+
+def first_difference(got, want):
+    logs, blocked, hashes, _, applied = got
+    for r, log in enumerate(want[0]):
+        if logs[r] != log:
+            pairs = zip(logs[r], log, strict=False)
+            k = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(logs[r]), len(log)))
+            return f"rank {r}: call {k}: {logs[r][k : k + 1]}, oracle {log[k : k + 1]}"
+        if blocked[r] != want[1][r]:
+            return f"rank {r}: deadlocked {blocked[r]}, oracle {want[1][r]}"
+        if want[2] and (hashes[r][:6], hashes[r][8:]) != want[2][r]:
+            return f"rank {r}: reservations differ"
+        if applied[r] != want[3][r]:
+            return f"rank {r}: apply log {applied[r]}, oracle {want[3][r]}"
+    return None
+
+
+def differences(seed, kinds=("python",), variants=({},), **extra):
+    """First difference between the oracle and the engines on one program, or None; and the digests."""
+    cfg = config(seed)
+    want, digests = expected(seed, cfg), []
+    for kind in kinds:
+        for variant in variants:
+            got = run(cfg, kind, lambda r: program(seed, r, cfg, length(seed)), SLOTS, **variant, **extra)
+            digests.append(got[3])
+            found = first_difference(got, want)
+            if found:
+                return f"seed {seed}, {kind} {variant}, {cfg.num_ranks} ranks: {found}", digests
+    return None, digests
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", range(2))
+def test_random_posts_in_threads(kind, part):
+    """A thread per rank, so that many programs are cheap."""
+    for seed in range(FIRST + part, FIRST + COUNT, 2):
+        found, _ = differences(seed, (kind,), threads=True)
+        assert found is None, found
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("part", range(4))
+def test_random_posts(part):
+    """A process per rank, disturbed by the host, in both engines: equal digests too."""
+    for seed in range(FIRST + part, FIRST + COUNT // 2, 4):
+        found, digests = differences(seed, KINDS, VARIANTS)
+        assert found is None, found
+        assert all(d == digests[0] for d in digests), f"seed {seed}: digests differ between runs or engines"

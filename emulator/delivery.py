@@ -141,11 +141,13 @@ class Delivery:
 
 
 def is_breakable(post: Posts) -> bool:
-    """Whether a post may be cut into rails: a put of no queue that nobody hears of but by its signal, and
-    that no guard can refuse."""
+    """Whether a post may be cut into rails: a put of no queue that nobody hears of but by its signal, that no
+    guard can refuse, and that waits for no answers (with a stream of its own it would wait for that
+    stream's alone)."""
     return bool(
         post["kind"] == K_PUT
         and post["stream"] == 0
+        and post["rd_below"] == 0
         and post["done"] == DONE_NEVER
         and post["note"] == 0
         and post["region_word"] < 0

@@ -36,6 +36,7 @@ from emulator.transport import Area, Bytes, Transport
 
 BARRIER_CHANNEL = 0
 META_BYTES = 32
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 class Device(PostCalls):
@@ -71,7 +72,6 @@ class Device(PostCalls):
         self.delivery = self._make_delivery()
         self.library: dict[Any, Any] = {}
         self.after_barrier: list[Callable[[], None]] = []
-        self._unquiet = False
         self.compiled = compiled_calls(self, BARRIER_CHANNEL, META_BYTES)
         """Operations as one compiled call each, where that is possible."""
         self._meet = self.compiled.meet if self.compiled else lambda: 0
@@ -142,10 +142,10 @@ class Device(PostCalls):
         """
         self._check_alive("put", target)
         raw = as_bytes(data)
-        self._unquiet = True
         if self.posting.may_reorder:
             self.put_record(target, offset, raw, charged_bytes, word, op, value)
             return
+        self.posting.unquiet = True
         ref = self.memory.stage(target, offset, raw) if raw.size else None
         start = self.engine.now_ps
         self.engine.put(target, charged_bytes, ref, word, op, value)
@@ -184,7 +184,7 @@ class Device(PostCalls):
     def wait_get(self, handle: int) -> Bytes:
         """Wait for a get; returns its bytes, uint8."""
         self._blocking(Op.WAIT_GET, self.engine.wait_get, handle, record=False)
-        data = self.memory.finish_get(handle)
+        data = self.memory.finish_get(handle) if self.memory.is_expected(handle) else _NO_BYTES
         self.trace.add(
             Op.WAIT_GET, self._started, self.engine.now_ps, -1, data.size, self.rows.checksum(data)
         )
@@ -201,13 +201,13 @@ class Device(PostCalls):
         """Order my puts to each target; completes nothing."""
         start = self.engine.now_ps
         self.engine.fence()
-        self.posting.fence_seq = getattr(self.engine, "last_seq", 0)
+        self.posting.fence_seq = self.engine.last_seq
         self.trace.add(Op.FENCE, start, self.engine.now_ps)
 
     def quiet(self) -> None:
         """Wait until every put of mine is acknowledged and every get is in."""
         self._blocking(Op.QUIET, self.engine.quiet)
-        self._unquiet = False
+        self.posting.unquiet = False
 
     def wait(
         self, conditions: Sequence[tuple[int, int, int]], any_: bool = False, timeout_ps: int | None = None
@@ -275,7 +275,7 @@ class Device(PostCalls):
 
     def barrier(self) -> None:
         """Complete my puts, then wait for all ranks: a 32-byte record to everyone, and theirs."""
-        if self._unquiet:
+        if self.posting.unquiet:
             self.quiet()
         if not self._meet():
             self.exchange(BARRIER_CHANNEL, None, 0)

@@ -17,6 +17,7 @@ from emulator.planes import PLANES
 
 PATHS = ("mem", "verbs", "urma", "mpi")
 """Ways of moving bytes: windows, verbs, URMA, messages."""
+_AT = {path: at for at, path in enumerate(PATHS)}
 _KINDS = len(Transaction)
 LEDGER_SIZE = len(PATHS) * (2 * _KINDS + 1) + len(PLANES)
 Int64 = npt.NDArray[np.int64]
@@ -43,14 +44,15 @@ class Ledger:
         self.wire: Int64 = row[2 * table + len(PATHS) :]
 
     def add(self, path: str, kind: Transaction, count: int = 1, nbytes: int = 0) -> None:
-        """Count transactions of a path; `nbytes` in all, of those that travel as bytes of their own."""
-        at = PATHS.index(path)
+        """Count transactions of a path; `nbytes` in all, of those that travel as bytes of their own. Raises
+        KeyError, no such path."""
+        at = _AT[path]
         self.counts[at, kind] += count
         self.nbytes[at, kind] += nbytes
 
     def call(self, path: str, count: int = 1) -> None:
         """Count calls of the program into a path."""
-        self.calls[PATHS.index(path)] += count
+        self.calls[_AT[path]] += count
 
     def moved(self, plane: int, nbytes: int) -> None:
         """Count bytes charged to a plane's links."""

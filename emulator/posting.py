@@ -46,7 +46,8 @@ _KINDS = np.arange(K_CLOSE + 1)
 _STAGED = np.isin(_KINDS, (K_PUT, K_SEND))
 _REMOTE = np.isin(_KINDS, (K_PUT, K_GET, K_WORD, K_SEND))
 _ORDERED = np.isin(_KINDS, (K_PUT, K_WORD, K_SEND))
-"""By kind: brings a payload; goes to another rank; can be ordered by a fence."""
+_COMPLETED = np.isin(_KINDS, (K_PUT, K_GET, K_WORD))
+"""By kind: brings a payload; goes to another rank; can be ordered by a fence; `quiet` waits for it."""
 _NOTHING = np.empty(0, np.uint8)
 Int64 = npt.NDArray[np.int64]
 Payload = Sequence[Bytes | None] | Bytes
@@ -84,12 +85,15 @@ class Posting:
         fence_seq: sequence number of my last fence, 0 without; for the `fence` field of posts with ORD_FENCE.
         seen: records taken from my inbox so far.
         owners: owner number -> callback.
+        unquiet: whether something that `quiet` waits for was posted since the last one; a barrier begins with
+            a quiet then.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._streams = 0
         self._reordering = False
+        self.unquiet = False
         self.fence_seq = 0
         self.seen = 0
         self.owners: dict[int, Callback] = {}
@@ -114,6 +118,7 @@ class Posting:
         remote = _REMOTE[posts["kind"]]
         self._check_alive(posts["peer"][remote & (posts["state_word"] < 0)])
         self._keep_fence(posts)
+        self.unquiet = self.unquiet or bool(_COMPLETED[posts["kind"]].any())
         flat = self._payload(posts, data)
         sums = self._checksums(posts, flat)
         np.add.at(device.ledger.wire, posts["plane"][remote], (posts["nbytes"] + posts["pull_bytes"])[remote])

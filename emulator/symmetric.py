@@ -1,7 +1,7 @@
 """Symmetric allocation: every rank carves the same piece at the same place, and says so to the others.
 
-Pieces are never given back; an emulated program allocates its windows at the start. A mismatch between
-ranks is found at the call, on every rank, before anything is written through the piece.
+First fit over the same free pieces on every rank. A mismatch between ranks is found at the call, on every
+rank, before anything is written through the piece. Channels are never given back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from emulator.engine.api import SET
+from emulator.engine.posts import K_LOCAL, new_posts
 from emulator.errors import UsageError
+from emulator.freelist import FreeList
 from emulator.transport import Area
 
 if TYPE_CHECKING:
@@ -22,12 +25,13 @@ _KEYS = {Area.HEAP: "heap_bytes", Area.MANAGED: "managed_bytes"}
 
 
 class SymmetricSpace:
-    """The cursors of one rank over its heap, managed area, words and channels."""
+    """The free pieces of one rank's heap, managed area, words and channels, alike on all ranks."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._cursor = {Area.HEAP: 0, Area.MANAGED: 0}
-        self._words = 0
+        sizes = device.transport.sizes
+        self._free = {area: FreeList(sizes.of(area)) for area in _ALIGN}
+        self._words = FreeList(device.config.words_per_rank)
         self._channels = 1
         self._calls = 0
 
@@ -43,30 +47,50 @@ class SymmetricSpace:
             words, channels: signal words and exchange channels that go with it.
 
         Returns:
-            byte offset, first word, first channel.
+            byte offset, first word, first channel. The words are 0; the bytes are what was there before.
 
         Raises:
             UsageError: the ranks do not agree, or the space is used up.
         """
         self._agree((int(area), nbytes, words * 4096 + channels, zlib.crc32(what.encode())), what)
-        start = -(-self._cursor[area] // _ALIGN[area]) * _ALIGN[area]
-        size, config = self._device.transport.sizes.of(area), self._device.config
-        if start + nbytes > size:
-            raise UsageError(
-                f"{what}: needs {nbytes} bytes, {size - start} of {size} are left; "
-                f"raise {_KEYS[area]} (now {size})"
-            )
-        if self._words + words > config.words_per_rank:
-            raise UsageError(f"{what}: needs {words} words, {config.words_per_rank - self._words} are left; "
-                             f"raise words_per_rank (now {config.words_per_rank})")  # fmt: skip
+        config, free = self._device.config, self._free[area]
         if self._channels + channels > config.channels:
             raise UsageError(f"{what}: needs {channels} channels, {config.channels - self._channels} left; "
                              f"raise channels (now {config.channels})")  # fmt: skip
-        result = (start, self._words, self._channels)
-        self._cursor[area] = start + nbytes
-        self._words += words
+        start = free.carve(nbytes, _ALIGN[area])
+        if start is None:
+            raise UsageError(
+                f"{what}: needs {nbytes} bytes, {free.largest} in a row of {free.size} are left; "
+                f"raise {_KEYS[area]} (now {free.size})"
+            )
+        first_word = self._words.carve(words)
+        if first_word is None:
+            free.release(start, nbytes)
+            raise UsageError(f"{what}: needs {words} words, {self._words.largest} in a row are left; "
+                             f"raise words_per_rank (now {config.words_per_rank})")  # fmt: skip
         self._channels += channels
-        return result
+        return start, first_word, self._channels - channels
+
+    def release(
+        self, area: Area, start: int, nbytes: int, what: str, first_word: int = 0, words: int = 0
+    ) -> None:
+        """Give a piece of `carve` back on all ranks at once (collective: costs a barrier).
+
+        Completion: nobody's operation on it is under way any more; its words are 0.
+
+        Raises:
+            UsageError: the ranks do not agree, or some of it is free already.
+        """
+        kind = zlib.crc32(f"free {what} {start} {first_word}".encode())
+        self._agree((int(area), nbytes, words * 4096, kind), what)
+        try:
+            self._free[area].release(start, nbytes)
+            self._words.release(first_word, words)
+        except ValueError as error:
+            raise UsageError(f"{what}: cannot be given back: {error}") from None
+        if words:
+            mine = np.arange(first_word, first_word + words)
+            self._device.post(new_posts(words, kind=K_LOCAL, peer=self._device.rank, word=mine, op=SET))
 
     def _agree(self, mine: tuple[int, int, int, int], what: str) -> None:
         """Compare this allocation with everyone's. Two slots by parity: a rank that runs ahead to the

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from emulator.config import environment_config
+from emulator.config import DELIVERIES, MPI_PLANES, TRANSPORTS, environment_config
 from emulator.errors import UsageError
 from launch import run
 
@@ -113,6 +113,11 @@ def run_command(
     overrides: Overrides = None,
     clock: Annotated[str, typer.Option(help="Only virtual so far.")] = "virtual",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    delivery: Annotated[
+        str,
+        typer.Option(help="natural, or adversarial: any order the order flags permit, drawn from --seed."),
+    ] = "natural",
+    mpi_over: Annotated[str, typer.Option(help="Plane that carries messages: ub, rdma or vpc.")] = "ub",
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Survivors outlive a rank.")] = False,
     trace_out: Annotated[Path | None, typer.Option(help="Write a Perfetto/Chrome trace here.")] = None,
     accelerate: Annotated[bool, typer.Option(help="Answer the start's look-ups from shared memory.")] = True,
@@ -127,9 +132,12 @@ def run_command(
     if not argv:
         raise UsageError("superpod run: name a program, e.g. superpod run -n 16 app.py")
     check_clock(clock)
-    check_choice("--transport", transport, ("shared", "rma"))
+    check_choice("--transport", transport, TRANSPORTS)
+    check_choice("--delivery", delivery, DELIVERIES)
+    check_choice("--mpi-over", mpi_over, MPI_PLANES)
+    given = {"transport": transport, "delivery": delivery, "mpi_over": mpi_over}
     config = merged_config(
-        {"profile": pod, "transport": transport, "seed": seed, "keep_going": keep_going},
+        {"profile": pod, "seed": seed, "keep_going": keep_going, **given},
         parse_set(overrides or []),
         given={_KEYS.get(name, name) for name in context.params if _is_given(context, name)},
     )

@@ -51,6 +51,8 @@ _COMMANDS = {
     "doctor": "launch.cmd_doctor",
     "trace": "launch.cmd_trace",
     "make-checkpoint": "launch.cmd_make_checkpoint",
+    "bench": "launch.cmd_bench",
+    "compare": "launch.cmd_compare",
 }
 
 

@@ -1,6 +1,6 @@
 """`superpod replay`: serve a request trace on N emulated dies and report what its users would have waited.
 
-Check everything, start the ranks and, once they are up, the reference; watch; merge; print. Exit code 0: all
+Check everything, run the ranks and watch them, then the reference; merge; print. Exit code 0: all
 is well; 1: ranks failed, an invariant is broken, or an answer differs from the reference's; 2: bad input, a
 request that no rank can hold included (the others are served and reported first).
 
@@ -152,12 +152,13 @@ def register(app: typer.Typer) -> None:
             plan = plan_replay(job, config, lines, time_scale, max_output, fixed, compared)
             if show_placement:
                 Console().print(placement_table(plan.placement))
-            _open_model(job, config, own, is_made=model is None)
             running = Running(transport, check_reference, progress, trace_out, schedule_out)
-            if prepare is not None:
-                prepared.write(plan, place, machine_config(plan, place, running))
-                return 0
-            result = run_replay(plan, own, running)
+            with _opening(job, config, own, is_made=model is None) as opening:
+                if prepare is not None:
+                    opening.wait()
+                    prepared.write(plan, place, machine_config(plan, place, running))
+                    return 0
+                result = run_replay(plan, own, running, opening)
         return tell(result, json_out)
 
 
@@ -193,10 +194,11 @@ def _model_config(model: Path | None, layers_executed: int | None) -> ModelConfi
     return config
 
 
-def _open_model(job: ReplayJob, config: ModelConfig, own: paths.RunDirectory, is_made: bool) -> None:
-    """Make the model, or check every tensor of the one given, before any rank starts."""
-    with Helper("opening the model", own, partial(_make_or_check, job, config, is_made)) as helper:
-        helper.wait()
+def _opening(job: ReplayJob, config: ModelConfig, own: paths.RunDirectory, is_made: bool) -> Helper:
+    """The process that makes the model, or checks every tensor of the one given; begun."""
+    helper = Helper("opening the model", own, partial(_make_or_check, job, config, is_made))
+    helper.start()
+    return helper
 
 
 def _make_or_check(job: ReplayJob, config: ModelConfig, is_made: bool) -> None:
@@ -212,22 +214,26 @@ def _make_or_check(job: ReplayJob, config: ModelConfig, is_made: bool) -> None:
         model.load_model(job.model_dir)
 
 
-def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[str, Any]:
+def run_replay(plan: Replay, own: paths.RunDirectory, running: Running, opening: Helper) -> dict[str, Any]:
     """Run a planned replay with its files in `own`; return the merged result, `host` included.
 
+    No rank starts before `opening` has ended well.
+
     Raises:
+        UsageError: what `opening` found wrong with the model.
         SuperpodError: the ranks or the reference ended without a result.
     """
     directory = own.path
     write_replay(plan, directory)
     with _reference(own) if running.check_reference else nullcontext() as reference:
-        job = _run_ranks(plan, directory, running, reference)
+        job = _run_ranks(plan, directory, running, opening)
         if job.exit_code in _STOPPED:
             raise typer.Exit(job.exit_code)
         if job.exit_code:
             raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")
         if reference is not None:
-            reference.wait()
+            with Console(stderr=True).status("one process answers the same requests …"):
+                reference.wait()
     answers = read_reference(directory) if running.check_reference else None
     machine = json.loads((directory / "machine.json").read_text())
     results = read_results(directory)
@@ -237,8 +243,8 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running) -> dict[
     return result | {"host": _host(job, machine)}
 
 
-def _run_ranks(plan: Replay, directory: Path, running: Running, reference: Helper | None) -> run.JobResult:
-    """Run the ranks; the reference begins when they are up, not to take the cores from their start."""
+def _run_ranks(plan: Replay, directory: Path, running: Running, opening: Helper) -> run.JobResult:
+    """Run the ranks, once the model is open."""
     num_ranks = plan.job.num_ranks
     with replay_progress(directory, num_ranks, len(plan.specs), running.progress):
         return run.run_job(
@@ -251,7 +257,7 @@ def _run_ranks(plan: Replay, directory: Path, running: Running, reference: Helpe
             shm_bytes=num_ranks * plan.touched_bytes,
             trace_out=running.trace_out,
             started_s=run.command_start_s(),
-            on_up=None if reference is None else reference.start,
+            before_ranks=opening.wait,
         )
 
 
@@ -269,7 +275,8 @@ def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str,
 
 
 def _reference(own: paths.RunDirectory) -> Helper:
-    """The process that answers every request by itself, beside the ranks."""
+    """The process that answers every request by itself, once the ranks have: it would take 0.2 GB beside
+    them."""
     return Helper("the reference", own, partial(_answer, str(own.path)))
 
 

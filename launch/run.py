@@ -16,7 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -83,16 +84,22 @@ class _SignalsHeld:
     def in_child(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Let signals act as they did before."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+
 
 class _Job:
     """The processes of one run and what has been heard of them."""
 
-    def __init__(
-        self, num_ranks: int, progress: StartProgress, memory: bool, on_up: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, num_ranks: int, progress: StartProgress, memory: bool) -> None:
         self.num_ranks = num_ranks
         self.progress = progress
-        self.on_up = on_up
         self.directory = paths.RunDirectory()
         self.status: JobStatus | None = None
         self.memory = memory
@@ -144,9 +151,6 @@ class _Job:
             if got is not None and got.si_signo != signal.SIGCHLD and got.si_code != _FROM_KERNEL:
                 self.mpirun.send_signal(got.si_signo)
             self._listen()
-            if self.on_up and self.status and self.status.ready == self.num_ranks:
-                self.on_up()
-                self.on_up = None
             if self.memory and self._all_up():
                 self.sampler = self.sampler or PssSampler([os.getpid()])
                 self.sampler.step()
@@ -218,7 +222,7 @@ def run_job(
     environment: Mapping[str, str] | None = None,
     trace_out: Path | None = None,
     started_s: float | None = None,
-    on_up: Callable[[], None] | None = None,
+    before_ranks: Callable[[], None] | None = None,
 ) -> JobResult:
     """Run `argv` (a program with its arguments, or `-m module …`) on `num_ranks` forked ranks of this host.
 
@@ -236,7 +240,7 @@ def run_job(
         environment: environment of the ranks, `os.environ` by default.
         trace_out: write a trace of the run there as Perfetto/Chrome JSON.
         started_s: CLOCK_BOOTTIME seconds from which `startup_wall_s` counts; default: now.
-        on_up: called once, when MPI is up on every rank; not called if that never comes or is over at once.
+        before_ranks: called once while the fork server imports, before any rank; what it raises ends the run.
 
     Returns:
         How it went; a failed program is no exception.
@@ -255,7 +259,7 @@ def run_job(
         env["SUPERPOD_ACCELERATE"] = "0"
     try:
         paths.sweep()
-        job = _Job(num_ranks, StartProgress(num_ranks, progress), measure_memory, on_up)
+        job = _Job(num_ranks, StartProgress(num_ranks, progress), measure_memory)
     except OSError as e:
         raise UsageError(f"cannot make the run's directories: {e}") from None
     if trace_out is not None:
@@ -266,6 +270,9 @@ def run_job(
     with _SignalsHeld() as held:
         try:
             job.start_server(held, env)
+            if before_ranks is not None:
+                with held.released():
+                    before_ranks()
             env["SUPERPOD_SOCKET"] = str(job.directory.socket_path)
             program = [*paths.stub_command(), *argv]
             export = [k for k in ("SUPERPOD_CONFIG",) if k in env]

@@ -107,30 +107,31 @@ def test_ranks_that_end_while_others_start(sandbox: Sandbox, tmp_path: Path) -> 
     sandbox.assert_clean()
 
 
-ON_UP = """
+BEFORE = """
 import os, sys
+from emulator.errors import UsageError
 from launch.run import run_job
 
-count = lambda: len(os.listdir(sys.argv[1]))
-job = run_job(4, sys.argv[2:], on_up=lambda: print(count(), "up", flush=True))
-print(job.exit_code)
+def before():
+    print(len(os.listdir(sys.argv[1])), "came", flush=True)
+    if sys.argv[2] == "refuse":
+        raise UsageError("refused")
+
+try:
+    print(run_job(4, sys.argv[3:], before_ranks=before).exit_code, len(os.listdir(sys.argv[1])))
+except UsageError as error:
+    print(error, len(os.listdir(sys.argv[1])))
 """
 COME = "import os, sys\nopen(os.path.join(sys.argv[1], str(os.getpid())), 'w').close()\n"
 
 
 @pytest.mark.multirank
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [(COME + (PROGRAMS / "nap.py").read_text(), "4 up\n0\n"), (COME + "raise SystemExit(3)\n", "3\n")],
-)
-def test_the_caller_learns_once_that_all_are_up(
-    sandbox: Sandbox, tmp_path: Path, program: str, said: str
-) -> None:
-    """And never of ranks that end before."""
+@pytest.mark.parametrize(("how", "said"), [("allow", "0 came\n0 4\n"), ("refuse", "0 came\nrefused 0\n")])
+def test_what_must_be_done_before_any_rank(sandbox: Sandbox, tmp_path: Path, how: str, said: str) -> None:
     path, came = tmp_path / "program.py", tmp_path / "came"
-    path.write_text(program)
+    path.write_text(COME)
     came.mkdir()
-    result = sandbox.run([sys.executable, "-c", ON_UP, str(came), str(path), str(came)])
+    result = sandbox.run([sys.executable, "-c", BEFORE, str(came), how, str(path), str(came)])
     assert result.stdout == said, result.stderr
     sandbox.assert_clean()

@@ -1,0 +1,108 @@
+"""`superpod bench`: latency, bandwidth and message rate between two dies, as perftest and OSU print them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from emulator.errors import UsageError
+from launch import run
+from launch.cmd_run import Overrides, check_choice, check_writable, parse_set, write_out
+from launch.pairs import PAIRS, pair_ranks
+from memsem.bench.formats import render
+from memsem.bench.shapes import (
+    ATOMIC_BYTES,
+    ENGINES,
+    FORMATS,
+    KINDS,
+    OPERATIONS,
+    BenchSpec,
+    Sample,
+    parse_sizes,
+)
+
+_DEFAULT_OPS = {"mem": "put", "verbs": "write", "mpi": "send"}
+_HEAP = 4 << 20
+_PAGE = 4096
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("bench", no_args_is_help=True)(bench_command)
+
+
+def bench_command(
+    kind: Annotated[str, typer.Argument(metavar="lat|bw|rate", help="What is measured.")],
+    op: Annotated[
+        str | None, typer.Option(help="put get put_signal cas | send write read cas | send.")
+    ] = None,
+    path: Annotated[str, typer.Option(help="mem, verbs or mpi.")] = "mem",
+    engine: Annotated[str, typer.Option(help="mem: mte (cores) or dma.")] = "mte",
+    pair: Annotated[str, typer.Option(help="same-chip, same-node or cross-node.")] = "same-node",
+    sizes: Annotated[str, typer.Option("--sizes", "--block", help="8:16M doubles; or 8,64,1K.")] = "8:16M",
+    form: Annotated[str, typer.Option("--format", help="perftest (MiB/s), osu (MB/s) or json.")] = "perftest",
+    iterations: Annotated[int, typer.Option("-n", "--iterations", help="Measured, per size.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Not measured, per size.")] = 2,
+    batch: Annotated[int, typer.Option(help="bw, rate: operations in flight.")] = 64,
+    pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
+    overrides: Overrides = None,
+    transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
+    mpi_over: Annotated[str, typer.Option(help="Plane of messages: ub, rdma or vpc.")] = "ub",
+    delivery: Annotated[str, typer.Option(help="natural or adversarial.")] = "natural",
+    seed: Annotated[int, typer.Option(min=0, help="Of adversarial delivery.")] = 0,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON rows here as well.")] = None,
+) -> int:
+    """Measure one operation between two dies, in virtual time: the figures do not depend on this host."""
+    check_choice("bench", kind, KINDS)
+    check_choice("--path", path, tuple(OPERATIONS))
+    check_choice("--engine", engine, ENGINES)
+    check_choice("--pair", pair, PAIRS)
+    check_choice("--format", form, FORMATS)
+    check_choice("--transport", transport, ("shared", "rma"))
+    check_choice("--mpi-over", mpi_over, ("ub", "rdma", "vpc"))
+    check_choice("--delivery", delivery, ("natural", "adversarial"))
+    check_writable("--json", json_out)
+    op = op or _DEFAULT_OPS[path]
+    asked = parse_sizes(str(ATOMIC_BYTES) if op == "cas" and sizes == "8:16M" else sizes)
+    peer, settings = pair_ranks(pair, pod, parse_set(overrides or []))
+    spec = BenchSpec(kind, op, path, engine, pair, asked, iterations, warmup, batch, peer)
+    config = {
+        "profile": pod,
+        "set": settings,
+        "transport": transport,
+        "mpi_over": mpi_over,
+        "delivery": delivery,
+        "seed": seed,
+        "heap_bytes": _heap_bytes(spec),
+    }
+    samples, code = _run(spec, config)
+    if code:
+        return code
+    if json_out is not None:
+        write_out("--json", json_out, render(spec, samples, "json"))
+    typer.echo(render(spec, samples, form), nl=False)
+    return 0
+
+
+def _heap_bytes(spec: BenchSpec) -> int:
+    """Room for what is really moved: verbs keep a source and a target buffer of the largest message."""
+    room = _HEAP + (3 * max(spec.sizes) if spec.path == "verbs" else 0)
+    return -(-room // _PAGE) * _PAGE
+
+
+def _run(spec: BenchSpec, config: dict[str, Any]) -> tuple[list[Sample], int]:
+    with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
+        out = Path(folder) / "samples.json"
+        program = ["-m", "memsem.bench.runner", json.dumps(dataclasses.asdict(spec)), str(out)]
+        result = run.run_job(spec.peer + 1, program, config, started_s=run.command_start_s())
+        if result.exit_code:
+            return [], result.exit_code
+        if not out.exists():
+            raise UsageError("bench: the ranks ended without a result")
+        rows = json.loads(out.read_text())
+    return [Sample(**{**row, "times_ps": tuple(row["times_ps"])}) for row in rows], 0

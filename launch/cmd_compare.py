@@ -1,0 +1,123 @@
+"""`superpod compare`: one workload over windows, verbs and messages; results equal, costs side by side.
+
+Exit code 0: results and link bytes are equal on all paths; 1: they are not, or a rank failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from collectives.compare.merge import merge
+from collectives.compare.plot import check_plot, plot
+from collectives.compare.report import PATHS, Comparison, table
+from collectives.compare.workloads import WORKLOADS, Setting, make
+from emulator.errors import UsageError
+from launch import run
+from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
+from memsem.bench.shapes import parse_sizes
+
+_DEFAULT_SIZES = {"pingpong": "8:4M", "halo": "64:1M", "dispatch": "512,1920,7680", "kv-transfer": "4K:1M"}
+_DEFAULT_REPEAT = {"pingpong": 4, "halo": 4, "dispatch": 4, "kv-transfer": 8}
+_REPEATED = {"pingpong": "round trips", "halo": "steps", "dispatch": "tokens a rank", "kv-transfer": "layers"}
+_HEAP = 4 << 20
+_PAGE = 4096
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("compare", no_args_is_help=True)(compare_command)
+
+
+def compare_command(
+    op: Annotated[str, typer.Option(help="halo, dispatch, kv-transfer or pingpong.")],
+    num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")] = 2,
+    sizes: Annotated[
+        str | None, typer.Option(help="Message sizes (dispatch: of a row), 8:4M or 8,64.")
+    ] = None,
+    repeat: Annotated[int | None, typer.Option(help="Round trips, steps, tokens a rank, or layers.")] = None,
+    paths: Annotated[str, typer.Option(help="Paths to compare, comma separated.")] = ",".join(PATHS),
+    seed: Annotated[int, typer.Option(min=0, help="Of contents and routes.")] = 0,
+    pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
+    overrides: Overrides = None,
+    transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
+    mpi_over: Annotated[str, typer.Option(help="Plane of messages: ub, rdma or vpc.")] = "ub",
+    delivery: Annotated[str, typer.Option(help="natural or adversarial.")] = "natural",
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write everything here.")] = None,
+    plot_out: Annotated[
+        Path | None, typer.Option("--plot", help="Draw time and bandwidth: .png or .svg.")
+    ] = None,
+) -> int:
+    """Run one workload over three ways of moving bytes and say what each contract costs."""
+    check_choice("--op", op, tuple(WORKLOADS))
+    check_choice("--transport", transport, ("shared", "rma"))
+    check_choice("--mpi-over", mpi_over, ("ub", "rdma", "vpc"))
+    check_choice("--delivery", delivery, ("natural", "adversarial"))
+    for option, path in (("--json", json_out), ("--plot", plot_out)):
+        check_writable(option, path)
+    if plot_out is not None:
+        check_plot(plot_out)
+    chosen = paths.split(",")
+    for path_name in chosen:
+        check_choice("--paths", path_name, PATHS)
+    settings = parse_set(overrides or [])
+    check_pod(num_ranks, pod, settings)
+    spec: dict[str, Any] = {
+        "op": op,
+        "sizes": parse_sizes(sizes or _DEFAULT_SIZES[op]),
+        "repeat": _DEFAULT_REPEAT[op] if repeat is None else repeat,
+        "seed": seed,
+        "paths": chosen,
+    }
+    if spec["repeat"] < 1:
+        raise UsageError(f"--repeat {repeat}: at least 1 of the {_REPEATED[op]}")
+    config = {
+        "profile": pod,
+        "set": settings,
+        "transport": transport,
+        "mpi_over": mpi_over,
+        "delivery": delivery,
+        "seed": seed,
+        "heap_bytes": _heap_bytes(spec, num_ranks),
+    }
+    comparison, code = _run(spec, num_ranks, config)
+    return code if comparison is None else _tell(comparison, json_out, plot_out)
+
+
+def _heap_bytes(spec: dict[str, Any], num_ranks: int) -> int:
+    """Room on each rank for two buffers a lane, on the memory path and again on the verbs path."""
+    setting = Setting(num_ranks, max(spec["sizes"]), spec["repeat"], spec["seed"])
+    workload = make(spec["op"], setting, 0)
+    lanes = max(len(workload.inbound(rank)) for rank in range(num_ranks))
+    room = _HEAP + 2 * len(spec["paths"]) * (lanes + 1) * max(1, workload.capacity)
+    return -(-room // _PAGE) * _PAGE
+
+
+def _run(spec: dict[str, Any], num_ranks: int, config: dict[str, Any]) -> tuple[Comparison | None, int]:
+    with tempfile.TemporaryDirectory(prefix="superpod-compare-") as folder:
+        program = ["-m", "collectives.compare.rankmain", json.dumps(spec), folder]
+        result = run.run_job(num_ranks, program, config, started_s=run.command_start_s())
+        if result.exit_code:
+            return None, result.exit_code
+        files = [Path(folder) / f"{rank}.json" for rank in range(num_ranks)]
+        return merge(spec["op"], [json.loads(file.read_text()) for file in files]), 0
+
+
+def _tell(comparison: Comparison, json_out: Path | None, plot_out: Path | None) -> int:
+    Console(width=None if sys.stdout.isatty() else 150).print(table(comparison))
+    if json_out is not None:
+        write_out("--json", json_out, json.dumps(comparison.as_dict(), indent=2) + "\n")
+    if plot_out is not None:
+        plot(comparison, plot_out)
+    wrong = comparison.unequal()
+    for line in wrong:
+        typer.echo(f"superpod compare: {line}", err=True)
+    equal = "results equal byte for byte, link payloads equal"
+    typer.echo(f"{len(comparison.rows)} measurements, " + (equal if not wrong else "NOT equal"))
+    return 1 if wrong else 0

@@ -76,8 +76,17 @@ class Op:
     @property
     def counts(self) -> bool:
         """Later operations may have to wait for this one at its target."""
-        in_order = self.kind == K_GET and (self.post.stream > 0 or self.log_kind == LOG_RMW)
+        in_order = self.kind == K_GET and (self.post.stream > 0 or self.is_rmw)
         return in_order or self.kind in (K_PUT, K_SEND, K_WORD)
+
+    @property
+    def is_rmw(self) -> bool:
+        """A get that changes what it reads; the upper bits of its log kind say how."""
+        return bool(self.kind == K_GET and self.log_kind & 7 == LOG_RMW)
+
+    @property
+    def is_rendezvous(self) -> bool:
+        return bool(self.kind == K_SEND and self.post.pull_bytes)
 
 
 _STATE = tuple(name for name in Op.__slots__ if name != "post")

@@ -25,6 +25,7 @@ from emulator.engine.posts import (
     ORD_STRONG,
     ORD_TRACK,
     ST_FLUSH,
+    ST_LENGTH,
     ST_LOST,
     ST_OK,
     ST_REGION,
@@ -118,7 +119,7 @@ class Order(Inboxes):
     def comes_before(self, other: Op, op: Op, bits: int) -> bool:
         if bits & ORD_STREAM and other.post.stream == op.post.stream:
             return True
-        if other.kind == K_GET and other.log_kind != api.LOG_RMW:
+        if other.kind == K_GET and not other.is_rmw:
             return False
         strong = bits & ORD_STRONG and other.post.order & ORD_TRACK
         return bool(strong or (bits & ORD_FENCE and other.seq < op.post.fence))
@@ -194,7 +195,7 @@ class Order(Inboxes):
         else:
             if post.stream:
                 self.failed.add((op.poster, post.stream))
-            if status == ST_REGION and post.note:
+            if status in (ST_REGION, ST_LENGTH) and post.note & 2:
                 self.notice(p, t, op, status)
             self.leave_no_trace(t, key, p, op)
             delay = max(post.lost_ps, ack) if status == ST_LOST else ack
@@ -230,12 +231,27 @@ class Order(Inboxes):
         self.m.unacked[r] -= op.kind == K_PUT
         if self.gets.get(r, {}).pop(op.seq, None) is not None:
             self.go_on(t, r)
-        name = r, op.post.stream
-        waiting = self.streams.get(name, []) if op.post.stream else [op]
-        while waiting and waiting[0].finished:
-            self.report(t, waiting.pop(0))
-        if op.post.stream and not waiting:
-            self.streams.pop(name, None)
+        if op.post.stream:
+            self.report_stream(t, op)
+        else:
+            self.report(t, op)
+
+    def report_stream(self, t: int, op: Op) -> None:
+        """Records of a stream come in order; a rendezvous, which may take for ever, waits for nobody and
+        nobody for it."""
+        name = op.poster, op.post.stream
+        waiting = self.streams[name]
+        if op.is_rendezvous:
+            waiting.remove(op)
+            self.report(t, op)
+        for x in waiting[:]:
+            if x.finished:
+                waiting.remove(x)
+                self.report(t, x)
+            elif not x.is_rendezvous:
+                break
+        if not waiting:
+            del self.streams[name]
 
     def report(self, t: int, op: Op) -> None:
         done = op.post.done

@@ -159,7 +159,7 @@ class Posts(Match):
             self.append_log(p, op, t, key, op.log_kind, op.post.log_a, op.post.log_b)
         self.acknowledge(t, p, op)
         word = self.apply_word(p, op)
-        if op.post.note:
+        if op.post.note & 1:
             self.notice(p, t, op, ST_OK)
         if word >= 0 or self.fresh:
             self.tell(p, t, word)
@@ -173,7 +173,7 @@ class Posts(Match):
         words[i] = combine(op.op, old, op.value, op.compare)
         latency = self.planes[op.plane].response_latency_ps[self.m.link(p, op.poster)]
         self.push(op.poster, t + latency + op.post.done_ps, staged(key, S_RESPONSE), p, (op, ST_OK, old))
-        if op.post.note:
+        if op.post.note & 1:
             self.notice(p, t, op, ST_OK)
         self.tell(p, t, op.word if words[i] != old else -1)
         self.gone(t, op)

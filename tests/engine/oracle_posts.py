@@ -60,6 +60,14 @@ class Item:
         return self.rank << 50 | self.seq << 18
 
     @property
+    def rmw(self):
+        return self.kind == K_GET and self.log_kind & 7 == LOG_RMW
+
+    @property
+    def rendezvous(self):
+        return self.kind == K_SEND and self.pull_bytes > 0
+
+    @property
     def file(self):
         return self.file_id, self.file_offset, self.real_bytes
 
@@ -120,7 +128,7 @@ class PostsOracle(Oracle):
             self.unacked[r] += 1
         elif o.kind in (K_GET, K_WORD):
             self.open_gets[r].add(o)
-        if o.kind in (K_PUT, K_SEND, K_WORD) or (o.kind == K_GET and (o.stream or o.log_kind == LOG_RMW)):
+        if o.kind in (K_PUT, K_SEND, K_WORD) or (o.kind == K_GET and (o.stream or o.rmw)):
             self.flying[r, o.peer].append(o)
         t = o.posted + o.start_ps
         if o.kind >= K_LOCAL:
@@ -234,8 +242,13 @@ class PostsOracle(Oracle):
             self.open_gets[o.rank].remove(o)
             self.go_on(t, o.rank)
         mine = self.streams[o.rank, o.stream] if o.stream else [o]
-        while mine and mine[0].finished:
-            self.report(t, mine.pop(0))
+        if o.rendezvous:
+            mine.remove(o)
+            self.report(t, o)
+        late = [x for x in mine if not x.rendezvous]
+        while late and late[0].finished:
+            mine.remove(late[0])
+            self.report(t, late.pop(0))
 
     def report(self, t, o):
         if not o.silent and (o.done in (ALWAYS, SENT) or (o.done == ON_ERROR and o.status != OK)):
@@ -307,7 +320,7 @@ class PostsOracle(Oracle):
         for x in self.flying[o.rank, o.peer]:
             if x.seq >= o.seq:
                 continue
-            placed = x.kind != K_GET or x.log_kind == LOG_RMW
+            placed = x.kind != K_GET or x.rmw
             if placed and o.order & STRONG and x.order & TRACK:
                 return True
             if placed and o.order & FENCE and x.seq < o.fence:
@@ -377,7 +390,7 @@ class PostsOracle(Oracle):
         else:
             if o.stream:
                 self.failed.add((o.rank, o.stream))
-            if status == REGION and o.note:
+            if status in (REGION, LENGTH) and o.note & 2:
                 self.notice(p, t, o, status)
             self.leave_no_trace(t, o)
             self.at(t + (max(o.lost_ps, ack) if status == LOST else ack), o.name, FAIL, self.fail, o, status)
@@ -402,7 +415,7 @@ class PostsOracle(Oracle):
         if o.op:
             words = (o.word,)
             self.words[p, o.word] = o.value if o.op == 1 else signed(self.words[p, o.word] + o.value)
-        if o.note and o.kind == K_PUT:
+        if o.note & 1 and o.kind == K_PUT:
             self.notice(p, t, o, OK)
         self.tell(p, t, *words)
         self.gone(t, o)
@@ -420,7 +433,7 @@ class PostsOracle(Oracle):
         self.words[p, o.word] = atomically(o.op, old, o.value, o.compare)
         latency = self.machine(o.plane).response_latency_ps[self.kind(p, o.rank)]
         self.at(t + latency + o.done_ps, o.name, RESPONSE, self.answered, o, OK, old)
-        if o.note:
+        if o.note & 1:
             self.notice(p, t, o, OK)
         if self.words[p, o.word] != old:
             self.tell(p, t, o.word)

@@ -204,14 +204,14 @@ def post(rng: random.Random, style: Style, memory: Memory) -> dict:
     if kind == K_WORD:
         facts |= {"op": rng.randrange(6), "word": rng.randrange(4), "value": rng.randrange(5), "compare": 1}
     elif kind == K_GET:
-        facts |= logged(rng, (0, LOG_SNAPSHOT, LOG_RMW))
+        facts |= logged(rng, (0, LOG_SNAPSHOT, LOG_RMW, LOG_RMW + 24))
     else:
         facts |= {"op": rng.choice((0, 1, 2)), "word": rng.randrange(4), "value": rng.randrange(1, 4)}
         facts |= logged(rng, (0, 0, LOG_PUT)) | {"done": rng.choice((facts["done"], facts["done"], 3))}
         if kind == K_SEND:
             facts |= send(rng, style, facts["done"])
-    if kind in (K_PUT, K_WORD, K_GET) and rng.random() < 0.3:
-        facts["note"] = 1
+    if rng.random() < 0.3:
+        facts["note"] = rng.randrange(4)
     return facts
 
 

@@ -76,16 +76,16 @@ class Style:
         rng = random.Random(seed)
         self.cfg = cfg
         self.kinds = [rng.choice((0, 1, 1, 4)) for _ in KINDS]
-        self.kinds[K_LOCAL] = self.kinds[K_CLOSE] = 0.3
+        self.kinds[K_LOCAL], self.kinds[K_CLOSE] = 0.8, 0.15
         self.kinds[rng.choice((K_PUT, K_SEND))] += 2
         if self.kinds[K_SEND]:
             self.kinds[K_RECV] += self.kinds[K_SEND]
         self.ordered, self.streamed, self.guarded, self.shaped, self.matched = (
-            rng.choice((0.0, 0.3, 0.8)) for _ in range(5)
+            rng.choice((0.0, 0.4, 0.9)) for _ in range(5)
         )
         self.calls = [rng.choice((0, 1, 2)) for _ in CALLS]
-        self.calls[0], self.calls[1], self.calls[-1] = 6, 2, 0.5 if self.streamed else 0
-        self.sloppy = rng.random() < 0.15
+        self.calls[0], self.calls[1], self.calls[-1] = 10, 2, 0.4 if self.streamed else 0
+        self.sloppy = rng.random() < 0.1
         self.mpi = rng.random() < 0.5
 
 
@@ -99,7 +99,7 @@ def program(seed: int, rank: int, cfg: EngineConfig, length: int):
     for i in range(length):
         state = hash((state, got, i)) & 0xFFFFFFFF
         rng = random.Random(state)
-        if rng.random() < 0.01:
+        if rng.random() < 0.004:
             return
         got = yield from call(rng, style, memory, rng.choices(CALLS, style.calls)[0])
     yield "quiet", {}
@@ -124,7 +124,7 @@ def local(word: int, value: int) -> dict:
 def call(rng: random.Random, style: Style, memory: Memory, name: str):
     n = style.cfg.num_ranks
     if name == "post":
-        count = rng.choice((1, 1, 2, 3, 5))
+        count = rng.choice((1, 1, 2, 3, 6))
         posts = tuple(post(rng, style, memory) for _ in range(count))
         got = yield name, {"posts": posts, "step": rng.choice((0, 0, 4))}
         for i, x in enumerate(posts):
@@ -191,7 +191,10 @@ def post(rng: random.Random, style: Style, memory: Memory) -> dict:
         return facts | change(rng, memory.rank)
     if kind in (K_RECV, K_CLOSE):
         return facts | {"peer": memory.rank} | (receive if kind == K_RECV else close)(rng, style, memory)
-    facts |= {"peer": rng.randrange(style.cfg.num_ranks), "plane": rng.randrange(1 + len(style.cfg.planes))}
+    facts |= {
+        "peer": rng.randrange(min(3, style.cfg.num_ranks)),
+        "plane": rng.randrange(1 + len(style.cfg.planes)),
+    }
     facts |= {"nbytes": 8 if kind == K_WORD else rng.choice(SIZES), "done": rng.choice((0, 1, 1, 2))}
     for add, wanted in (
         (shape, style.shaped),
@@ -223,6 +226,7 @@ def change(rng: random.Random, rank: int) -> dict:
             (REGION + 1, rng.choice((95, 100, 110))),
             (REGION + 3, rng.choice((1, 3, 3))),
             (STATE, rng.choice((0, 1, 1, 2)) + 64 * rng.choice((0, 9))),
+            (STATE, rng.choice((1, 2))),
             (rng.randrange(4), rng.randrange(3)),
         )
     )
@@ -259,8 +263,8 @@ def guards(rng: random.Random, memory: Memory, facts: dict) -> None:
         facts |= {"region_word": REGION, "region_tag": 7, "region_need": rng.choice((0, 1, 1, 2))}
         facts |= {"region_offset": rng.choice((100, 110, 120, 145)), "region_bytes": rng.choice((0, 5, 6))}
     if rng.random() < 0.6:
-        facts |= {"state_word": STATE, "state_mask": rng.choice((-1, 0b0010, 0b0110, 0b0111))}
-        facts |= {"deny_mask": rng.choice((0, 0, 0b0100)), "lost_retries": rng.randrange(3)}
+        facts |= {"state_word": STATE, "state_mask": rng.choice((-1, 0b0010, 0b0110, 0b0101, 0b0100))}
+        facts |= {"deny_mask": rng.choice((0, 0b0001, 0b0100)), "lost_retries": rng.randrange(3)}
         facts["lost_ps"] = rng.choice((1, 30, 100))
 
 
@@ -275,7 +279,10 @@ def send(rng: random.Random, style: Style, done: int) -> dict:
     """To a queue that refuses when empty, or to one that keeps what is not expected."""
     facts = {"context": rng.randrange(1, 3) + (1 << 33), "tag": rng.randrange(3)}
     keeps = rng.random() < (0.9 if style.mpi else 0.1)
-    facts |= {"rnr_retries": -1 if keeps else rng.choice((0, 1, 3, 7)), "rnr_ps": rng.choice((1, 5, 90))}
+    facts |= {
+        "rnr_retries": -1 if keeps else rng.choice((0, 1, 2, 4, 4, rng.choice((4, 7)))),
+        "rnr_ps": rng.choice((1, 5, 90)),
+    }
     if done != 3 and rng.random() < style.matched / 2:
         facts["pull_bytes"] = rng.choice((1, 60))
     return facts

@@ -13,7 +13,8 @@ wait for at least one: any of the four may have ended it, so none of their data 
 *all* of them had behind them is known. The ranks' records are taken in virtual time, which the order above
 always agrees with; records that meet at a barrier are taken at once.
 
-Left out: plain numpy writes into `window.local`; atomics against loads (words are read whole).
+Left out: accesses of `window.local` as plain memory (see `checked.py`); atomics against loads (an element is
+read whole).
 """
 
 from __future__ import annotations

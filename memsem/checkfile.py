@@ -2,8 +2,8 @@
 
 Written only with `check_races`, to `rank-<r>.check` in the run's trace directory, beside the rank's trace.
 A record takes no virtual time and changes nothing. Accesses name bytes of the *home*'s heap; synchronisation
-names what was waited for. Left out: what plain numpy writes do to `window.local`, other than item reads and
-writes through the view itself (see `CheckedView`).
+names what was waited for. Left out: what is done with `window.local` once it is plain memory (see
+`checked.py`).
 """
 
 from __future__ import annotations

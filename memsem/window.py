@@ -28,6 +28,7 @@ from emulator.errors import DtypeError, SizeError, misuse
 from emulator.transport import Area
 from memsem.access import Array
 from memsem.atomics import Atomics
+from memsem.checked import checked
 from memsem.checkfile import Kind
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class Window(Atomics):
     def local(self) -> Array:
         """My array: a view that shows the state at my last observation point. Order a plain write through it
         against remote access by a wait."""
-        return self._flat().reshape(self.shape)
+        array = self._flat().reshape(self.shape)
+        return array if self._ops.check is None else checked(array, self._note_address)
 
     def load(self, offset: int = 0, count: int | None = None) -> Array:
         """Copy of `count` elements of my array as they are now, everything delivered up to now included."""
@@ -107,6 +109,10 @@ class Window(Atomics):
         self._device.observe()
         self._note_own(Kind.STORE, offset, data.size)
         self._flat()[offset : offset + data.size] = data.reshape(-1, order="A")
+
+    def _note_address(self, kind: Kind, first: int, last: int) -> None:
+        start = self._device.heap.ctypes.data
+        self._ops.note(kind, home=self._device.rank, low=first - start, high=last - start)
 
     def _note_own(self, kind: Kind, offset: int, count: int) -> None:
         low = self._byte(offset)

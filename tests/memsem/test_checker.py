@@ -4,8 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+from ranks import run_ranks
 
 from emulator.engine.api import ADD, EQ, GE, NE, SET
+from memsem.checked import checked
 from memsem.checker import (
     READ_OVERLAPS_PUT,
     SOURCE_REUSED,
@@ -265,3 +267,108 @@ def test_files_and_the_command(tmp_path, capsys):
     assert "read overlaps an un-waited put: bytes 0 to 4 of rank 1" in out and "1 races" in out
     (tmp_path / "rank-0.check").unlink()
     assert main([str(tmp_path)]) == 2 and "rank-0.check" in capsys.readouterr().err
+
+
+def test_a_checked_view_tells_what_is_touched():
+    array, seen = np.arange(24).reshape(4, 6), []
+    start = array.ctypes.data
+    view = checked(
+        array, lambda kind, low, high: seen.append((kind, (low - start) // 8, (high - start) // 8))
+    )
+
+    def told(action):
+        seen.clear()
+        action()
+        return list(seen)
+
+    row = view[1]
+    assert told(lambda: view[1:3]) == []  # a slice alone reads nothing
+    assert told(lambda: view[2, 3]) == [(Kind.LOAD, 15, 16)] and view[2, 3] == 15
+    assert told(lambda: row[2]) == [(Kind.LOAD, 8, 9)]
+    assert told(lambda: row.tolist()) == [(Kind.LOAD, 6, 12)]
+    assert told(lambda: view[:, 0] + 1) == [(Kind.LOAD, 0, 19)]
+    assert told(lambda: np.array_equal(row, [1])) == [(Kind.LOAD, 6, 12)]
+    assert told(lambda: view[[0, 3]]) == [(Kind.LOAD, 0, 24)]
+    assert told(lambda: view.__setitem__((0, 1), 50)) == [(Kind.STORE, 1, 2)] and array[0, 1] == 50
+    assert told(lambda: np.add(row, 1, out=row)) == [(Kind.LOAD, 6, 12), (Kind.STORE, 6, 12)]
+    assert array[1].tolist() == [7, 8, 9, 10, 11, 12] and (view == array).all()
+
+
+RUN = """
+import numpy as np, emulator
+from memsem import OrderFlags, SymmetricHeap, Team, Window
+device = emulator.init()
+me, n = device.rank, device.num_ranks
+window = Window.create(64, np.int64, signals=8)
+team = Team.world(device)
+half = team.split(me % 2)
+heap = SymmetricHeap.create(4096, 4)
+device.barrier()
+if me == 0:
+    window.put(1, [1], 0)
+    ORDER
+    window.put_signal(1, [2], 1, 0, 1)
+    source = np.array([3, 4])
+    pending = window.put_nbi(1, source, 2)
+    CHANGE
+    pending.wait()
+    source[0] = 6
+    window.write_imm(1, [5], 4, 9)
+    window.put_batch([1, 1], [7, 8], [10, 11], signals=[1, 1], values=1, op="add")
+elif me == 1:
+    window.signal_wait_until(0, "ge", 1)
+    assert window.local[1] == 2
+    READ
+    window.wait_imm()
+    assert window.local[4] == 5
+    window.signal_wait_until(1, "ge", 2)
+    assert window.local[10:12].tolist() == [7, 8]
+for round in range(3):                                       # barriers of teams order, too
+    half.barrier()
+    if half.rank == 0:
+        window.put(half.members[1], [round], 20)
+    half.barrier()
+    if half.rank == 1:
+        window.load(20, 1)
+counter = window.fetch_add(0, 30, 1)                         # a turn, by an atomic
+piece = heap.alloc(64, signals=1)
+view = piece.view(np.int64)
+view.put_signal((me + 1) % n, [me], 0, 0, 1)
+view.signal_wait_until(0, "eq", 1)
+assert view.local[0] == (me - 1) % n
+heap.free(piece)
+device.barrier()
+if me == 2:
+    window.put(1, [1], 40)
+device.barrier()
+window.load()
+report(ok=True)
+"""
+
+
+def races_of(tmp_path, order="window.fence()", change="", read="window.local[0]", **config):
+    program = RUN.replace("ORDER", order).replace("CHANGE", change).replace("READ", read)
+    run_ranks(4, program, trace=str(tmp_path), check_races=True, **config)
+    return [(r.what, r.first[0], r.second[0]) for r in find_races(read_check_files(tmp_path))]
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize(
+    "config", [{}, {"transport": "rma", "engine": "python"}, {"delivery": "adversarial"}]
+)
+def test_a_run_that_orders_everything_has_no_race(tmp_path, config):
+    assert races_of(tmp_path, **config) == []
+
+
+@pytest.mark.multirank
+def test_races_of_a_run_are_found_also_when_all_went_well(tmp_path):
+    assert races_of(tmp_path, order="") == [(READ_OVERLAPS_PUT, 0, 1)]
+    assert races_of(tmp_path, change="source[1] = 5") == [(SOURCE_REUSED, 0, 0)]
+    assert races_of(tmp_path, read="window.load(2, 1)") == [(READ_OVERLAPS_PUT, 0, 1)]
+    assert races_of(tmp_path, order="window.put(1, [9], 0); window.fence()") == [(UNORDERED_PUTS, 0, 0)]
+
+
+@pytest.mark.multirank
+def test_recording_changes_no_time(tmp_path):
+    program = RUN.replace("ORDER", "window.fence()").replace("CHANGE", "").replace("READ", "window.local[0]")
+    assert run_ranks(4, program).sha == run_ranks(4, program, trace=str(tmp_path), check_races=True).sha

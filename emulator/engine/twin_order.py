@@ -144,7 +144,7 @@ class Order(Inboxes):
         self.held.setdefault((op.poster, op.peer), {}).setdefault(other.seq, []).append(op)
 
     def gone(self, t: int, op: Op) -> None:
-        """`op` was delivered or dropped at its target: those that waited for it go on."""
+        """`op` was delivered or dropped at its target: those that waited for it try again."""
         if op.epoch >= 0:
             op.epoch = -1
             self.idle -= 1
@@ -157,12 +157,8 @@ class Order(Inboxes):
             del self.flight[pair]
         waiting = self.held.get(pair)
         for x in waiting.pop(op.seq, ()) if waiting else ():
-            other = self.blocker(x)
-            if other:
-                self.hold(x, other)
-            else:
-                stage = {K_WORD: S_ATOMIC, K_GET: S_EGRESS}.get(x.kind, S_DELIVER)
-                self.push(x.peer, t, key_of(x.poster, x.seq, 0, stage), x.poster, x)
+            stage = {K_WORD: S_ATOMIC, K_GET: S_EGRESS}.get(x.kind, S_DELIVER)
+            self.push(x.peer, t, key_of(x.poster, x.seq, 0, stage), x.poster, x)
         if waiting is not None and not waiting:
             del self.held[pair]
         name = op.poster, op.post.stream

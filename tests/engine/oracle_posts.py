@@ -83,7 +83,7 @@ class PostsOracle(Oracle):
     def __init__(self, cfg, programs):
         super().__init__(cfg, programs)
         self.flying = defaultdict(list)  # (poster, target) -> operations not gone at the target
-        self.held = defaultdict(list)  # (poster, target) -> operations waiting there for earlier ones
+        self.held = defaultdict(list)  # operation -> later ones that wait for it where it goes
         self.kept = defaultdict(list)  # poster -> operations waiting to start
         self.streams = defaultdict(list)  # (poster, stream) -> operations not reported
         self.failed, self.dead = set(), set()  # (poster, stream) as the target, as the poster knows it
@@ -307,7 +307,7 @@ class PostsOracle(Oracle):
         elif (o.rank, o.stream) in self.failed:
             self.drop(t, o)
         elif self.must_wait(o):
-            self.held[o.rank, p].append(o)
+            self.held[self.must_wait(o)].append(o)
         else:
             status = self.guards(p, o)
             act = {K_PUT: self.place_put, K_GET: self.sample, K_WORD: self.change, K_SEND: self.message}
@@ -317,17 +317,18 @@ class PostsOracle(Oracle):
                 act[o.kind](t, key, o)
 
     def must_wait(self, o):
-        for x in self.flying[o.rank, o.peer]:
+        """The latest earlier operation that must be gone before, or None."""
+        for x in reversed(self.flying[o.rank, o.peer]):
             if x.seq >= o.seq:
                 continue
             placed = x.kind != K_GET or x.rmw
             if placed and o.order & STRONG and x.order & TRACK:
-                return True
+                return x
             if placed and o.order & FENCE and x.seq < o.fence:
-                return True
+                return x
             if o.order & STREAM and x.stream == o.stream:
-                return True
-        return False
+                return x
+        return None
 
     def guards(self, p, o):
         words = self.cfg.words_per_rank
@@ -354,8 +355,7 @@ class PostsOracle(Oracle):
         if o in self.flying[pair]:
             self.flying[pair].remove(o)
         stage = {K_WORD: ATOMIC, K_GET: EGRESS}
-        for x in [x for x in self.held[pair] if not self.must_wait(x)]:
-            self.held[pair].remove(x)
+        for x in self.held.pop(o, ()):
             self.at(t, x.name, stage.get(x.kind, DELIVER), self.reach, x)
 
     def leave_no_trace(self, t, o):

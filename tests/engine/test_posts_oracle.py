@@ -28,19 +28,26 @@ def expected(seed, cfg):
     return [[(number(v), t) for v, t in log] for log in logs], blocked, hashes, applied
 
 
+def mismatch(got, want):
+    """(index, [got], [wanted]) where two lists begin to differ."""
+    pairs = zip(got, want, strict=False)
+    k = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(got), len(want)))
+    return k, got[k : k + 1], want[k : k + 1]
+
+
 def first_difference(got, want):
     logs, blocked, hashes, _, applied = got
     for r, log in enumerate(want[0]):
         if logs[r] != log:
-            pairs = zip(logs[r], log, strict=False)
-            k = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(logs[r]), len(log)))
-            return f"rank {r}: call {k}: {logs[r][k : k + 1]}, oracle {log[k : k + 1]}"
+            k, a, b = mismatch(logs[r], log)
+            return f"rank {r}: call {k}: {a}, oracle {b}"
         if blocked[r] != want[1][r]:
             return f"rank {r}: deadlocked {blocked[r]}, oracle {want[1][r]}"
         if want[2] and (hashes[r][:6], hashes[r][8:]) != want[2][r]:
             return f"rank {r}: reservations differ"
         if applied[r] != want[3][r]:
-            return f"rank {r}: apply log {applied[r]}, oracle {want[3][r]}"
+            k, a, b = mismatch(applied[r], want[3][r])
+            return f"rank {r}: apply log {k}: {a}, oracle {b}"
     return None
 
 

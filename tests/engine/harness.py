@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import traceback
+from typing import NamedTuple
 
 import numpy as np
 from oracle_posts import PostsOracle
@@ -197,6 +198,42 @@ def run(cfg, kind, make, slots, jitter=0.0, one_core=False, module=None, threads
     applied = [apply_log(viewer, r) for r in range(cfg.num_ranks)]
     digests = [viewer.digest(r) for r in range(cfg.num_ranks)]
     return logs, [code == 3 for code in codes], hashes, digests, applied
+
+
+class Timed(NamedTuple):
+    """What a call of a program gave, and when."""
+
+    call: str
+    value: object
+    now_ps: int
+
+
+def play(cfg, kind, *programs):
+    """Run generators, one per rank (a thread each): a list of `Timed` for each, and their engines' logs.
+
+    A program yields (call, arguments) and is sent the value; a rank that ends in a deadlock report has a last
+    entry with the call "deadlock"."""
+    shared = Shared(cfg, kind)
+    told = [[] for _ in programs]
+
+    def body(engine, row):
+        steps, sent, log = programs[engine.rank], None, told[engine.rank]
+        while True:
+            try:
+                call, args = steps.send(sent)
+            except StopIteration:
+                return
+            try:
+                sent = plain(perform(engine, call, args))
+            except DeadlockError as error:
+                log.append(Timed("deadlock", str(error), engine.now_ps))
+                raise
+            log.append(Timed(call, sent, engine.now_ps))
+
+    codes = thread_ranks(shared, body)
+    assert all(code in (0, 3) for code in codes), codes
+    viewer = shared.attach(0)
+    return told, [apply_log(viewer, r) for r in range(cfg.num_ranks)]
 
 
 def run_oracle(cfg, programs):

@@ -20,7 +20,7 @@ from emulator import Device
 from emulator.engine.api import SET
 from emulator.engine.posts import IN_MATCH, IN_NOTE, K_LOCAL, Posts, new_posts
 from emulator.errors import InternalError, UsageError
-from emulator.fabric import Transaction
+from emulator.fabric import Shape, Transaction
 from emulator.freelist import FreeList
 from emulator.posting import OWNER_VERBS, InboxRecord
 from emulator.transport import Area
@@ -29,7 +29,7 @@ from memsem.verbs.enums import ibv_event_type
 from memsem.verbs.keys import MAX_MR, MAX_QP, MAX_SRQ, Layout, decode_qp
 from memsem.verbs.resource import Resource
 from memsem.verbs.slots import Slots
-from memsem.verbs.users import SRQ_QUEUE, decode_message, decode_mine
+from memsem.verbs.users import SRQ_QUEUE, Mine, decode_message, decode_mine, match_context
 from memsem.verbs.verbs_error import PyverbsRDMAError
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class Context(Resource):
         UsageError: sizes out of range or unlike on two ranks, no room.
     """
 
+    OWNER, PATH = OWNER_VERBS, "verbs"
+    """Whose records these are, and which path of moving bytes the ledger counts."""
+
     def __init__(
         self,
         device: Device | None = None,
@@ -106,13 +109,13 @@ class Context(Resource):
                 f"Context: max_qp is 1 to {MAX_QP} and max_mr 1 to {MAX_MR}, got {max_qp}, {max_mr}"
             )
         self.device = device = device or emulator.device()
-        if device.posting.owners.get(OWNER_VERBS, _nobody) is not _nobody:
+        if device.posting.owners.get(self.OWNER, _nobody) is not _nobody:
             raise UsageError(f"Context: rank {device.rank} has one already; close it first")
         self.rank, self.num_ranks = device.rank, device.num_ranks
         base, word, _ = device.symmetric.carve(
             Area.HEAP, memory_bytes, f"verbs context of {max_qp} queue pairs", Layout.words(max_qp, max_mr)
         )
-        self.layout, self.watch_writes = Layout(word, max_qp, max_mr), watch_writes
+        self.layout, self.watch_writes = Layout(word, max_qp, max_mr, self.OWNER), watch_writes
         self.tally = Tally()
         self.qps: Slots[QP] = Slots(max_qp)
         self.mrs: Slots[MR] = Slots(max_mr)
@@ -120,8 +123,7 @@ class Context(Resource):
         self._base, self._memory = base, FreeList(memory_bytes)
         self._events: deque[AsyncEvent] = deque()
         self._chores: list[Callable[[], None]] = []
-        self._streams: list[int] = []
-        device.register_inbox(OWNER_VERBS, self._on_record)
+        device.register_inbox(self.OWNER, self._on_record)
 
     @property
     def now_ps(self) -> int:
@@ -156,9 +158,15 @@ class Context(Resource):
         if wrong := self.tally.violations(sends, recvs):
             raise InternalError(f"verbs, rank {self.rank}: {'; '.join(wrong)} ({self.tally})")
 
-    def refusal(self, message: str, value: Any, code: int = errno.EINVAL) -> PyverbsRDMAError:
+    def refusal(
+        self,
+        message: str,
+        value: Any,
+        code: int = errno.EINVAL,
+        kind: type[PyverbsRDMAError] = PyverbsRDMAError,
+    ) -> PyverbsRDMAError:
         """Return the error of a verbs call that is refused, with rank and time."""
-        return PyverbsRDMAError(
+        return kind(
             f"{message} (rank {self.rank}, {self.now_ps} ps)",
             code,
             rank=self.rank,
@@ -194,18 +202,29 @@ class Context(Resource):
         """Set words of mine, in order."""
         self.post(new_posts(len(words), kind=K_LOCAL, op=SET, word=list(words), value=list(words.values())))
 
+    def shape(self, opcode: str, nbytes: int, inline: bool, peer: int) -> Shape:
+        """Return what a work request to `peer` costs; see `Fabric.verbs`."""
+        return self.device.fabric.verbs(opcode, nbytes, inline)
+
+    def match_context(self, queue: int) -> int:
+        """Return the match context of a queue of mine."""
+        return match_context(queue, self.OWNER)
+
+    def user_b(self, queue: int, number: int, is_recv: bool) -> int:
+        """Return what comes back in the records of a request of mine."""
+        return Mine(queue, number, is_recv).encode(self.OWNER)
+
     def new_stream(self) -> int:
-        """Return a stream number of mine; it is given back at close."""
-        self._streams.append(self.device.new_stream())
-        return self._streams[-1]
+        """Return a stream number nobody has used."""
+        return self.device.new_stream()
 
     def count(self, kind: Transaction, count: int = 1) -> None:
         """Count transactions in the ledger."""
-        self.device.ledger.add("verbs", kind, count)
+        self.device.ledger.add(self.PATH, kind, count)
 
     def called(self) -> None:
         """A call of the program; afterwards is the time for what records asked for."""
-        self.device.ledger.call("verbs")
+        self.device.ledger.call(self.PATH)
         self.do_chores()
 
     def later(self, chore: Callable[[], None]) -> None:
@@ -285,7 +304,7 @@ class Context(Resource):
         return len(self._events)
 
     def _close(self) -> None:
-        """Complete what is under way, hold the completion rule, give the streams back."""
+        """Complete what is under way and hold the completion rule."""
         self.device.quiet()
         self.check()
-        self.device.register_inbox(OWNER_VERBS, _nobody)
+        self.device.register_inbox(self.OWNER, _nobody)

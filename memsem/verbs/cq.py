@@ -82,12 +82,17 @@ class CQ(Resource):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def push(self, wc: WC, on_poll: Callable[[], None], solicited: bool = False) -> None:
-        """Write a completion; `on_poll` runs when it is polled. Called in key order."""
+    def push(
+        self, wc: WC, on_poll: Callable[[], None], solicited: bool = False, counted: bool = True
+    ) -> None:
+        """Write a completion; `on_poll` runs when it is polled. Called in key order.
+
+        `counted`: it is a request's; False for a record that belongs to none (URMA).
+        """
         self.context.count(Transaction.COMPLETION)
-        self.context.tally.completions += 1
+        self.context.tally.completions += counted
         if self.overrun or len(self._entries) >= self.cqe:
-            self.context.tally.lost += 1
+            self.context.tally.lost += counted
             self._fail()
             return
         self._entries.append(_Entry(wc, on_poll))

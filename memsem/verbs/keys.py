@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from emulator.posting import OWNER_VERBS
 from memsem.verbs.enums import IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE
 
 KEY_GENERATIONS = 1 << 12
@@ -112,11 +113,13 @@ class Layout:
 
     Args:
         first_word: its first one. max_qp, max_mr: slots.
+        owner: who posts (`emulator.posting`), verbs or URMA.
     """
 
     first_word: int
     max_qp: int
     max_mr: int
+    owner: int = OWNER_VERBS
 
     @staticmethod
     def words(max_qp: int, max_mr: int) -> int:

@@ -88,10 +88,20 @@ class MR(Resource):
 
     def _register(self) -> None:
         context, word = self.context, self.context.layout.mr_word(self._slot)
-        context.device.compute(context.device.fabric.control_ps("verbs_register"), publish=False)
+        context.device.compute(context.device.fabric.control_ps(self.price), publish=False)
         context.post_local(
-            {word + 1: self.buf, word + 2: self.length, word + 3: int(self.access), word: self.rkey}
+            {word + 1: self.buf, word + 2: self.length, word + 3: int(self.access), word: self.tag}
         )
+
+    @property
+    def tag(self) -> int:
+        """What a remote operation must know: the key."""
+        return self.rkey
+
+    @property
+    def price(self) -> str:
+        """Which control-plane call a registration is charged as."""
+        return "verbs_register"
 
     def covers(self, pd: PD, address: int, length: int, write: bool) -> bool:
         """Whether local work of `pd` may touch these bytes."""

@@ -33,11 +33,14 @@ from memsem.verbs.enums import (
 )
 from memsem.verbs.qp_life import QueuePair
 from memsem.verbs.qp_state import is_receiving, may_post_recv
+from memsem.verbs.qpcap import QPAttr as QPAttr
+from memsem.verbs.qpcap import QPCap as QPCap
+from memsem.verbs.qpcap import QPInitAttr as QPInitAttr
 from memsem.verbs.receiving import allowed, post_receives, scatter
 from memsem.verbs.users import decode_message
 from memsem.verbs.verbs_error import QPStateError
 from memsem.verbs.wcs import failed_wc, receive_wc, send_wc
-from memsem.verbs.wr import FETCHES, RecvWR, SendWR
+from memsem.verbs.wr import FETCHES, RecvWR, SendWR, total_bytes
 
 if TYPE_CHECKING:
     from emulator.posting import InboxRecord
@@ -81,8 +84,8 @@ class QP(QueuePair):
         if self.srq is not None:
             raise context.refusal(f"post_recv: QP {self.qp_num:#x} receives from its SRQ", wr.wr_id)
         if not may_post_recv(self.state):
-            error = context.refusal(f"post_recv: QP {self.qp_num:#x} is in {self.state.name}", self.state)
-            raise QPStateError(error.message, **error.fields)
+            where = f"post_recv: QP {self.qp_num:#x} is in {self.state.name}"
+            raise context.refusal(where, self.state, kind=QPStateError)
         post_receives(
             context,
             self.pd,
@@ -179,6 +182,8 @@ class QP(QueuePair):
         if record.status == ST_LENGTH:
             return entry.verdict or IBV_WC_LOC_LEN_ERR
         lands = record.real_bytes > 0 or self._header > 0
+        if lands and total_bytes(entry.sg) < record.real_bytes + self._header:
+            return IBV_WC_LOC_LEN_ERR
         if lands and not allowed(self.context, self.pd, entry.sg, write=True):
             return IBV_WC_LOC_PROT_ERR
         return IBV_WC_SUCCESS

@@ -41,7 +41,6 @@ from memsem.verbs.qpcap import QPAttr, QPInitAttr
 from memsem.verbs.resource import Resource
 from memsem.verbs.rows import Path
 from memsem.verbs.sending import Sender
-from memsem.verbs.users import CONTEXTS
 from memsem.verbs.verbs_error import QPStateError
 from memsem.verbs.wr import FETCHES
 
@@ -172,8 +171,7 @@ class QueuePair(Resource):
         if why is None and comp_mask & IBV_QP_CUR_STATE and qp_attr.cur_qp_state != old:
             why = f"it is in {old.name}, not in {ibv_qp_state(qp_attr.cur_qp_state).name}"
         if why is not None:
-            error = context.refusal(f"modify: {why}; QP {self.qp_num:#x}", new)
-            raise QPStateError(error.message, **error.fields)
+            raise context.refusal(f"modify: {why}; QP {self.qp_num:#x}", new, kind=QPStateError)
         check_values(context, qp_attr, comp_mask)
         apply_attributes(self.attr, qp_attr, comp_mask)
         self._enter(old, new)
@@ -216,7 +214,7 @@ class QueuePair(Resource):
             self.context.report(IBV_EVENT_QP_LAST_WQE_REACHED, self)
 
     def _close_queues(self, done: int) -> None:
-        context = 0 if self.srq is not None else CONTEXTS + self.qp_num
+        context = 0 if self.srq is not None else self.context.match_context(self.qp_num)
         if self._stream or context:
             self.context.post(
                 new_posts(1, kind=K_CLOSE, stream=self._stream, context=context, done=done, user_b=0)
@@ -226,6 +224,8 @@ class QueuePair(Resource):
         """RESET or destroy: nobody is answered, nothing completes any more, completions are taken back."""
         self._publish()
         self._close_queues(DONE_NEVER)
+        if self._stream:
+            self.context.device.engine.retire(self._stream)
         for entry in self.sends.discard():
             if entry.opcode in FETCHES and entry.seq >= 0:
                 self._abandon(entry.seq)

@@ -14,14 +14,14 @@ from memsem.verbs.completion import RecvEntry, RecvQueue
 from memsem.verbs.context import Context
 from memsem.verbs.enums import IBV_WC_LOC_PROT_ERR
 from memsem.verbs.pd import PD
-from memsem.verbs.users import CONTEXTS, QKEY_MASK, Mine, message_tag
+from memsem.verbs.users import QKEY_MASK, message_tag
 from memsem.verbs.wr import SGE, RecvWR, total_bytes
 
 if TYPE_CHECKING:
     from emulator.transport import Bytes
 
-NO_CAPACITY = -1
-"""Capacity of a receive that may not be written: any message is too long for it."""
+NO_CAPACITY = 0
+"""Capacity of a receive that may not be written: a message of any byte is too long for it."""
 
 
 def allowed(context: Context, pd: PD, sg: Sequence[SGE], write: bool) -> bool:
@@ -95,22 +95,23 @@ def post_receives(
 def _hand_over(
     context: Context, entries: list[RecvEntry], number: int, qkey: int | None, header: int, flush: bool
 ) -> None:
-    capacities = [NO_CAPACITY if e.verdict else total_bytes(e.sg) - header for e in entries]
+    capacities = [NO_CAPACITY if e.verdict else max(0, total_bytes(e.sg) - header) for e in entries]
     posts = new_posts(
         len(entries),
         kind=K_RECV,
-        context=CONTEXTS + number,
+        context=context.match_context(number),
         tag=message_tag(0, qkey or 0),
         mask=0 if qkey is None else QKEY_MASK,
         capacity=capacities,
-        user_b=[Mine(number, e.number, True).encode() for e in entries],
+        user_b=[context.user_b(number, e.number, True) for e in entries],
     )
     if flush:
-        posts = _with_close(posts, number)
+        posts = _with_close(posts, context.match_context(number))
     context.count(Transaction.DESCRIPTOR, len(entries))
     context.post(posts, step_ps=context.device.fabric.post_ps)
 
 
-def _with_close(posts: Posts, number: int) -> Posts:
-    close = new_posts(1, kind=K_CLOSE, context=CONTEXTS + number, done=DONE_ALWAYS)
+def _with_close(posts: Posts, match: int) -> Posts:
+    """The receives, and the end of all receives of their queue."""
+    close = new_posts(1, kind=K_CLOSE, context=match, done=DONE_ALWAYS)
     return np.concatenate([posts, close])

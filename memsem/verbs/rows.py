@@ -44,11 +44,12 @@ from memsem.verbs.enums import (
 )
 from memsem.verbs.keys import Layout, Region, decode_qp, state_masks, timeout_ps
 from memsem.verbs.qpcap import QPAttr
-from memsem.verbs.users import CONTEXTS, SRQ_QUEUE, Message, message_tag
+from memsem.verbs.users import SRQ_QUEUE, Message, match_context, message_tag
 from memsem.verbs.wr import ATOMICS, FETCHES, SENDS, WITH_IMM, WRITES, SendWR
 
-_NOTE_REFUSAL = 1
-"""For all but plain writes: tell the other side when it refuses, for then its queue pair fails, too."""
+_NOTE_PLACED, _NOTE_REFUSED = 1, 2
+"""Whom to tell what: the other side of a watched write when it is placed; of everything when it refuses, for
+then its queue pair fails, too."""
 _FARTHEST = 1 << 60
 Row = dict[str, Any]
 
@@ -70,10 +71,10 @@ class Path:
     reachable: bool = True
 
 
-def context_of(dest_qp: int) -> int:
+def context_of(dest_qp: int, layout: Layout) -> int:
     """Return the match context a message to that queue pair goes to: its own, or its SRQ's."""
     srq = decode_qp(dest_qp).srq
-    return CONTEXTS + (dest_qp if srq < 0 else SRQ_QUEUE | srq)
+    return match_context(dest_qp if srq < 0 else SRQ_QUEUE | srq, layout.owner)
 
 
 def shape_opcode(opcode: int) -> str:
@@ -122,17 +123,23 @@ def build(
     row = _common(path, layout, need(wr.opcode)) | shape._asdict() | {"nbytes": nbytes}
     row |= {"user_a": message.encode(), "done": DONE_ALWAYS if signalled else DONE_ON_ERROR}
     if wr.opcode not in SENDS and (nbytes or closed):
+        closed = closed or _reachable(wr) != wr.remote.addr
         row |= _guard(wr, nbytes, layout.closed if closed else layout.region(wr.remote.rkey))
     if wr.opcode in SENDS or wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM:
-        row |= {"kind": K_SEND, "context": context_of(path.dest_qp), "rnr_retries": path.attr.rnr_retry}
+        row |= {
+            "kind": K_SEND,
+            "context": context_of(path.dest_qp, layout),
+            "rnr_retries": path.attr.rnr_retry,
+        }
         row |= {"tag": message_tag(wr.imm_data if message.has_imm else 0, 0)}
     if wr.opcode in WRITES and nbytes:
-        row |= {"log_kind": LOG_PUT, "offset": wr.remote.addr}
+        row |= {"log_kind": LOG_PUT, "offset": _reachable(wr)}
     if wr.opcode in FETCHES:
         row |= _fetch(wr, nbytes, path.attr.max_rd_atomic)
     if wr.send_flags & IBV_SEND_FENCE:
         row["rd_below"] = 1
-    return row | {"real_bytes": nbytes, "note": int(watched) if row["kind"] == K_PUT else _NOTE_REFUSAL}
+    note = _NOTE_REFUSED | (_NOTE_PLACED if watched and row["kind"] == K_PUT else 0)
+    return row | {"real_bytes": nbytes, "note": note}
 
 
 def _common(path: Path, layout: Layout, access: int) -> Row:
@@ -152,18 +159,23 @@ def _common(path: Path, layout: Layout, access: int) -> Row:
     }
 
 
+def _reachable(wr: SendWR) -> int:
+    """The remote address as the engine takes it; 0 for one no region can hold."""
+    return wr.remote.addr if 0 <= wr.remote.addr < _FARTHEST else 0
+
+
 def _guard(wr: SendWR, nbytes: int, region: Region) -> Row:
     return {
         "region_word": region.word,
         "region_tag": region.tag,
-        "region_offset": min(max(wr.remote.addr, -1), _FARTHEST),
+        "region_offset": _reachable(wr),
         "region_bytes": nbytes,
         "region_need": need(wr.opcode),
     }
 
 
 def _fetch(wr: SendWR, nbytes: int, most: int) -> Row:
-    row: Row = {"kind": K_GET, "offset": wr.remote.addr, "rd_below": max(1, most), "done": DONE_ALWAYS}
+    row: Row = {"kind": K_GET, "offset": _reachable(wr), "rd_below": max(1, most), "done": DONE_ALWAYS}
     if wr.opcode == IBV_WR_RDMA_READ:
         return row | ({"log_kind": LOG_SNAPSHOT} if nbytes else {})
     swap = wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP
@@ -208,7 +220,7 @@ def datagram(wr: SendWR, nbytes: int, path: Path, layout: Layout, shape: Shape) 
         "stream": 0,
         "nbytes": nbytes,
         "real_bytes": nbytes,
-        "context": context_of(path.dest_qp),
+        "context": context_of(path.dest_qp, layout),
         "tag": message_tag(wr.imm_data if has_imm else 0, wr.remote.qkey),
         "user_a": message.encode(),
         "lost_ps": 1,

@@ -36,8 +36,8 @@ from memsem.verbs.enums import (
 )
 from memsem.verbs.qp_state import may_post_send
 from memsem.verbs.receiving import allowed, gather
-from memsem.verbs.users import Mine
-from memsem.verbs.verbs_error import QPStateError
+from memsem.verbs.rows import Path
+from memsem.verbs.verbs_error import PyverbsRDMAError, QPStateError
 from memsem.verbs.wr import ATOMICS, FETCHES, SENDS, SendWR, total_bytes
 
 if TYPE_CHECKING:
@@ -95,11 +95,13 @@ class Sender:
             self._refuse(f"{cap.max_send_wr} sends are outstanding", wr.wr_id, code=errno.ENOMEM)
 
     def _refuse(
-        self, why: str, value: object, kind: type[QPStateError] | None = None, code: int = errno.EINVAL
+        self,
+        why: str,
+        value: object,
+        kind: type[PyverbsRDMAError] = PyverbsRDMAError,
+        code: int = errno.EINVAL,
     ) -> None:
-        context = self._context
-        error = context.refusal(f"post_send: {why}; QP {self._qp.qp_num:#x}", value, code)
-        raise error if kind is None else kind(error.message, code, **error.fields)
+        raise self._context.refusal(f"post_send: {why}; QP {self._qp.qp_num:#x}", value, code, kind)
 
     # --- what each request becomes ----------------------------------------------------------------------
 
@@ -132,10 +134,10 @@ class Sender:
         inline = bool(wr.send_flags & IBV_SEND_INLINE)
         if qp.qp_type == IBV_QPT_UD:
             return self._datagram_row(wr, entry)
-        path = qp.path()
+        path = self._path(wr)
         if qp.state == IBV_QPS_ERR or entry.verdict not in (None, IBV_WC_REM_INV_REQ_ERR):
             return rows.refused(path, layout), None
-        shape = self._context.device.fabric.verbs(rows.shape_opcode(wr.opcode), entry.nbytes, inline)
+        shape = self._context.shape(rows.shape_opcode(wr.opcode), entry.nbytes, inline, path.peer)
         row = rows.build(
             wr,
             entry.nbytes,
@@ -148,6 +150,10 @@ class Sender:
         )
         return row, None if wr.opcode in FETCHES or not entry.nbytes else gather(self._context, wr.sg)
 
+    def _path(self, wr: SendWR) -> Path:
+        """Where a request of a reliable queue pair goes."""
+        return self._qp.path()
+
     def _datagram_row(self, wr: SendWR, entry: SendEntry) -> tuple[rows.Row, Bytes | None]:
         """A datagram, or its ghost: one that fails here or stands behind one that did is never sent."""
         qp = self._qp
@@ -159,7 +165,7 @@ class Sender:
         assert wr.remote.ah is not None
         path = qp.path(wr.remote.ah.peer, wr.remote.qpn)
         inline = bool(wr.send_flags & IBV_SEND_INLINE)
-        shape = self._context.device.fabric.verbs("send", entry.nbytes, inline)
+        shape = self._context.shape("send", entry.nbytes, inline, path.peer)
         data = gather(self._context, wr.sg) if entry.nbytes else None
         return rows.datagram(wr, entry.nbytes, path, self._context.layout, shape), data
 
@@ -177,7 +183,7 @@ class Sender:
                 posts[name][i] = value
         step = fabric.post_ps + context.device.engine.config.call_price_ps
         posts["start_ps"] += np.arange(count - 1, -1, -1) * step + fabric.doorbell_ps
-        posts["user_b"] = [Mine(self._qp.qp_num, e.number, False).encode() for _, e in accepted]
+        posts["user_b"] = [context.user_b(self._qp.qp_num, e.number, False) for _, e in accepted]
         first = context.post(posts, [data for _, data in made], fabric.post_ps)
         for i, (_, entry) in enumerate(accepted):
             entry.seq = first + i

@@ -15,7 +15,7 @@ from memsem.verbs.enums import IBV_EVENT_SRQ_LIMIT_REACHED, IBV_SRQ_LIMIT, IBV_S
 from memsem.verbs.pd import PD
 from memsem.verbs.receiving import post_receives
 from memsem.verbs.resource import Resource
-from memsem.verbs.users import CONTEXTS, SRQ_QUEUE, decode_message
+from memsem.verbs.users import SRQ_QUEUE, decode_message
 from memsem.verbs.wr import RecvWR
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class SRQ(Resource):
     def _close(self) -> None:
         self.receives.discard()
         self.context.post(
-            new_posts(1, kind=K_CLOSE, context=CONTEXTS + (SRQ_QUEUE | self.slot), done=DONE_NEVER)
+            new_posts(
+                1, kind=K_CLOSE, context=self.context.match_context(SRQ_QUEUE | self.slot), done=DONE_NEVER
+            )
         )
         self.context.srqs.give(self.slot)

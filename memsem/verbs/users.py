@@ -17,12 +17,15 @@ from typing import NamedTuple
 from emulator.posting import OWNER_VERBS
 
 SRQ_QUEUE = 1 << 24
-CONTEXTS = OWNER_VERBS << 32
-"""Match contexts of verbs: this plus the queue."""
 _RECV = 1 << 55
 _NUMBER = 27
 _QUEUE_MASK = (1 << 25) - 1
 _NUMBER_MASK = (1 << 28) - 1
+
+
+def match_context(queue: int, owner: int = OWNER_VERBS) -> int:
+    """Return the match context of a queue's receives."""
+    return owner << 32 | queue
 
 
 class Mine(NamedTuple):

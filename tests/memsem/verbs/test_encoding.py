@@ -19,13 +19,13 @@ from memsem.verbs.keys import (
 )
 from memsem.verbs.rows import context_of, signed
 from memsem.verbs.users import (
-    CONTEXTS,
     QKEY_MASK,
     SRQ_QUEUE,
     Message,
     Mine,
     decode_message,
     decode_mine,
+    match_context,
     message_tag,
     tag_imm,
 )
@@ -110,9 +110,10 @@ def test_tags(imm, qkey):
 
 
 def test_a_message_goes_to_the_shared_queue_the_number_names():
-    assert context_of(QPNumber(3, -1, 2).encode()) == CONTEXTS + QPNumber(3, -1, 2).encode()
-    assert context_of(QPNumber(3, 5, 2).encode()) == context_of(QPNumber(9, 5, 0).encode())
-    assert context_of(QPNumber(3, 5, 2).encode()) == CONTEXTS + (SRQ_QUEUE | 5)
+    layout, own, shared = Layout(0, 16, 1), QPNumber(3, -1, 2).encode(), QPNumber(3, 5, 2).encode()
+    assert context_of(own, layout) == match_context(own)
+    assert context_of(shared, layout) == context_of(QPNumber(9, 5, 0).encode(), layout)
+    assert context_of(shared, layout) == match_context(SRQ_QUEUE | 5)
 
 
 def test_64_bit_operands():

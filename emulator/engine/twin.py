@@ -76,8 +76,17 @@ class TwinEngine(TwinInspect):
             self._begin()
             self._now += step_ps
             self._issue(of_post(self.rank, self._seq, self._now, post))
-            self._note(C_POSTED + post.kind, self._now, post.peer, post.nbytes, post.word)
+            self._note_post(post)
         return first
+
+    def _note_post(self, post: Any) -> None:
+        """A put or get posted as a row has the digest of the call."""
+        if post.kind == K_PUT:
+            self._note(C_PUT, self._now, post.peer, post.nbytes, post.word if post.op else -1)
+        elif post.kind == K_GET:
+            self._note(C_GET, self._now, post.peer, post.nbytes, 0)
+        else:
+            self._note(C_POSTED + post.kind, self._now, post.peer, post.nbytes, post.word)
 
     def _retire(self, stream: int) -> None:
         self._retired.append(stream)

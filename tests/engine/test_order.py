@@ -1,7 +1,7 @@
 """Order of posts in closed form: units, planes, order bits, streams, reads before writes; both engines."""
 
 import pytest
-from harness import KINDS, play
+from harness import KINDS, play, run
 from posting import ACK, PUT, REQUEST, RESPONSE, SLOW, idle, machine, post, poster, records, times, until
 
 from emulator.engine.api import LOG_PUT, LOG_RMW, LOG_SNAPSHOT
@@ -85,6 +85,28 @@ def test_batch_equals_loop(kind):
         (a, b), (c, d) = results
         assert records(a) == records(c) and records(b) == records(d)
         assert a[-1].now_ps == c[-1].now_ps == 3 * (1 + step) + 2 + 9000
+
+
+def test_rows_equal_calls(kind):
+    """A put and a get as rows and as calls: same times, same digests."""
+
+    def calls():
+        yield "put", {"dst": 1, "nbytes": 30, "word": 2, "op": 2, "value": 5}
+        yield "put", {"dst": 1, "nbytes": 3, "word": None, "op": 1, "value": 0}
+        yield "get", {"src": 1, "nbytes": 9}
+        yield "quiet", {}
+
+    def rows():
+        put = {"kind": K_PUT, "peer": 1, "nbytes": 30, "word": 2, "op": 2, "value": 5}
+        yield post(put, {"kind": K_PUT, "peer": 1, "nbytes": 3}, {"kind": K_GET, "peer": 1, "nbytes": 9})
+        yield "quiet", {}
+
+    def result(program):
+        make = (program, idle)
+        logs, _, hashes, digests, _ = run(machine(), kind, lambda r: make[r](), 40, threads=True)
+        return logs[0][-1], logs[1], hashes, digests
+
+    assert result(calls) == result(rows)
 
 
 def test_unit_serves_in_order(kind):

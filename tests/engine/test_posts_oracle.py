@@ -1,7 +1,9 @@
 """Both engines equal the sequential oracle on random programs of posts: values, times, ports, logs."""
 
 import os
+from collections import Counter
 
+import oracle_posts
 import pytest
 from harness import KINDS, number, port_hash, run, run_oracle
 from programs_posts import config, program
@@ -72,6 +74,43 @@ def test_random_posts_in_threads(kind, part):
     for seed in range(FIRST + part, FIRST + COUNT, 2):
         found, _ = differences(seed, (kind,), threads=True)
         assert found is None, found
+
+
+def test_programs_reach_everything():
+    """The random programs are worth something: every kind of record and status, every way an operation
+    ends."""
+    seen = Counter()
+
+    class Spy(oracle_posts.PostsOracle):
+        def drop_in(self, p, t, kind, rank, status, *rest):
+            seen["record", kind, status] += 1
+            super().drop_in(p, t, kind, rank, status, *rest)
+
+        def reach(self, t, key, o):
+            failed = (o.rank, o.stream) in self.failed
+            how = "void" if o.void else "dropped" if failed else "held" if self.must_wait(o) else "acts"
+            seen[how, o.kind] += 1
+            super().reach(t, key, o)
+
+        def retry(self, t, key, o):
+            seen["again", o.kind] += 1
+            super().retry(t, key, o)
+
+        def pair(self, t, receive, o, late=False):
+            seen["match", late, bool(o.pull_bytes), bool(o.log_kind)] += 1
+            return super().pair(t, receive, o, late)
+
+    for seed in range(60):
+        cfg = config(seed)
+        programs = [program(seed, r, cfg, length(seed)) for r in range(cfg.num_ranks)]
+        blocked = Spy(cfg, programs).run()[1]
+        seen["blocked"] += any(blocked)
+    wanted = [("record", oracle_posts.DONE, status) for status in range(6)]
+    wanted += [("record", kind, oracle_posts.OK) for kind in range(1, 5)]
+    wanted += [("match", late, pull, False) for late in (False, True) for pull in (False, True)]
+    wanted += [(how, kind) for how in ("acts", "held", "void", "dropped", "again") for kind in range(4)]
+    assert not [what for what in (*wanted, ("match", False, False, True)) if not seen[what]], seen
+    assert 3 <= seen["blocked"] <= 30
 
 
 @pytest.mark.multirank

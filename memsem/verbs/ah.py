@@ -23,7 +23,6 @@ class AH(Resource):
     """
 
     def __init__(self, pd: PD, attr: AHAttr) -> None:
-        super().__init__(pd)
         self.pd = pd
         if not 1 <= attr.dlid <= pd.context.num_ranks:
             raise PyverbsRDMAError(
@@ -34,6 +33,7 @@ class AH(Resource):
                 now_ps=pd.context.now_ps,
             )
         self.attr = attr
+        super().__init__(pd)
 
     @property
     def peer(self) -> int:

@@ -70,7 +70,6 @@ class CQ(Resource):
         channel: CompChannel | None = None,
         comp_vector: int = 0,
     ) -> None:
-        super().__init__(*([context] if channel is None else [context, channel]))
         self.context, self.cqe, self.cq_context, self._channel = context, cqe, cq_context, channel
         if not 1 <= cqe <= context.query_device().max_cqe:
             raise context.refusal(f"CQ: cqe is 1 to {context.query_device().max_cqe}, got {cqe}", cqe)
@@ -78,9 +77,13 @@ class CQ(Resource):
         self._armed: bool | None = None
         self.overrun = False
         self.on_overrun: list[Callable[[], None]] = []
+        super().__init__(*([context] if channel is None else [context, channel]))
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __bool__(self) -> bool:
+        return True
 
     def push(
         self, wc: WC, on_poll: Callable[[], None], solicited: bool = False, counted: bool = True

@@ -236,7 +236,8 @@ class Jetty(QP):
         self.mode, self._comp_ordered, self._told = TransMode(mode), set[int](), False
         cap = QPCap(depth, recv_depth, max_sge, max_sge, context.max_inline)
         kind = IBV_QPT_UD if mode == TransMode.UM else IBV_QPT_RC
-        super().__init__(context.domain, QPInitAttr(kind, None, jfc, recv_jfc or jfc, None, cap, 0))
+        recv_jfc = jfc if recv_jfc is None else recv_jfc
+        super().__init__(context.domain, QPInitAttr(kind, None, jfc, recv_jfc, None, cap, 0))
         self._sender = _JettySender(self)
         if mode == TransMode.RM:
             self.sends = _Unordered(depth, context.tally)

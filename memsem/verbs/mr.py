@@ -48,7 +48,6 @@ class MR(Resource):
     def __init__(
         self, pd: PD, buffer: npt.NDArray[Any] | int, access: int, address: int | None = None
     ) -> None:
-        super().__init__(pd)
         self.pd, self.context, self.access = pd, pd.context, ibv_access_flags(access)
         remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC
         if access & remote and not access & IBV_ACCESS_LOCAL_WRITE:
@@ -70,6 +69,7 @@ class MR(Resource):
         self._slot = taken[0]
         self.lkey = self.rkey = encode_key(*taken)
         self._register()
+        super().__init__(pd)
 
     def _locate(self, buffer: npt.NDArray[Any]) -> tuple[int, int]:
         """Where in my heap an array lies: address and bytes."""

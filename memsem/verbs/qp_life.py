@@ -72,7 +72,6 @@ class QueuePair(Resource):
         scq, rcq = init_attr.scq, init_attr.rcq
         if scq is None or rcq is None:
             raise pd.context.refusal("QP: a send and a receive completion queue are needed", None)
-        super().__init__(pd, *dict.fromkeys((scq, rcq)), *([init_attr.srq] if init_attr.srq else []))
         self.scq: CQ = scq
         self.rcq: CQ = rcq
         self.qp_type = ibv_qp_type(init_attr.qp_type)
@@ -93,6 +92,7 @@ class QueuePair(Resource):
         self._fresh()
         for cq in dict.fromkeys((scq, rcq)):
             cq.on_overrun.append(self._on_overrun)
+        super().__init__(pd, *dict.fromkeys((scq, rcq)), *([init_attr.srq] if init_attr.srq else []))
         if qp_attr is not None:
             (self.to_rts if self.qp_type == IBV_QPT_UD else self.to_init)(qp_attr)
 

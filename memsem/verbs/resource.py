@@ -10,11 +10,13 @@ class Resource:
     """A verbs object. A context manager; `close` may be called more than once.
 
     Args:
-        parents: objects this one cannot outlive.
+        parents: objects this one cannot outlive. A constructor names them last, once it can fail no more.
     """
 
+    closed = False
+
     def __init__(self, *parents: Resource) -> None:
-        self._parents, self._children, self.closed = parents, list[Resource](), False
+        self._parents, self._children = parents, list[Resource]()
         for parent in parents:
             parent._children.append(self)
 

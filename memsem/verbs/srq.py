@@ -50,7 +50,6 @@ class SRQ(Resource):
     """
 
     def __init__(self, pd: PD, attr: SrqInitAttr) -> None:
-        super().__init__(pd)
         self.pd, self.context = pd, pd.context
         self.attr = SrqAttr(attr.attr.max_wr, attr.attr.max_sge)
         limits = self.context.query_device()
@@ -61,6 +60,7 @@ class SRQ(Resource):
             raise self.context.refusal("SRQ: all are in use", self.context.srqs.size, errno.ENOMEM)
         self.slot = taken[0]
         self.receives = RecvQueue(self.attr.max_wr, self.context.tally)
+        super().__init__(pd)
 
     @property
     def outstanding(self) -> int:

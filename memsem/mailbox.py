@@ -12,32 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from emulator.engine.posts import IN_DONE, IN_MATCH, IN_UNEXPECTED, ST_FLUSH
+from emulator.posting import InboxRecord
 from memsem.mpi_errors import ERR_TRUNCATE, SUCCESS
 from memsem.status import ANY_SOURCE, ANY_TAG
 
 Bytes = npt.NDArray[np.uint8]
 NUMBER_BITS = 56
 """A call's number is the low part of its records' `user_b`; the high byte says whose records they are."""
-
-
-class Record(Protocol):
-    """The fields of an inbox record that count here; see INBOX_DTYPE."""
-
-    kind: int
-    rank: int
-    status: int
-    value: int
-    tag: int
-    context: int
-    user_b: int
-    file_id: int
-    file_offset: int
 
 
 class Envelope(NamedTuple):
@@ -62,7 +49,7 @@ class Operation:
         source, tag, nbytes: of the message received; the source as rank in the whole pod.
         eager: the payload came with the envelope.
         file_id, file_offset: where the payload is staged.
-        seq: the engine's number of the post.
+        context, seq: of a receive, by which the engine knows it.
     """
 
     call: str = ""
@@ -78,6 +65,7 @@ class Operation:
     eager: bool = False
     file_id: int = -1
     file_offset: int = 0
+    context: int = 0
     seq: int = 0
 
 
@@ -101,7 +89,7 @@ class Mailbox:
         self._open[number] = operation
         return number
 
-    def take(self, record: Record) -> Operation | None:
+    def take(self, record: InboxRecord) -> Operation | None:
         """Follow one record; returns the receive whose payload can be fetched now, if it says so."""
         if record.kind == IN_UNEXPECTED:
             found = Envelope(record.context, record.rank, record.tag, record.value >> 1)
@@ -112,7 +100,7 @@ class Mailbox:
             return self._match(number, record)
         return self._end(number, record) if record.kind == IN_DONE else None
 
-    def _match(self, number: int, record: Record) -> Operation | None:
+    def _match(self, number: int, record: InboxRecord) -> Operation | None:
         operation = self._open[number]
         operation.matched = True
         operation.nbytes, operation.eager = record.value >> 1, bool(record.value & 1)
@@ -126,7 +114,7 @@ class Mailbox:
         operation.done = True
         return operation
 
-    def _end(self, number: int, record: Record) -> Operation | None:
+    def _end(self, number: int, record: InboxRecord) -> Operation | None:
         operation = self._open.pop(number)
         operation.done = True
         operation.cancelled = record.status == ST_FLUSH

@@ -1,0 +1,191 @@
+"""Who is in a communicator: its ranks, its name, and making new ones from it.
+
+A communicator is a number and a list of ranks of the pod. Two numbers of it are match contexts: one for the
+program's messages, one for those by which its ranks agree (`memsem.agreement`), so neither can take the
+other's. Ranks agree on the number of a new communicator as the largest that any of them has free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, Self
+
+from memsem import agreement
+from memsem.datatypes import UNDEFINED
+from memsem.endpoint import CONTEXTS, Endpoint
+from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_RANK, ERR_TAG, failure
+from memsem.status import ANY_SOURCE, ANY_TAG, PROC_NULL, TAG_UB
+
+COMM_TYPE_SHARED = 0
+IDENT, CONGRUENT, SIMILAR, UNEQUAL = 0, 1, 2, 3
+WORLD_ID, SELF_ID = 0, 1
+
+
+class Communicator:
+    """A list of ranks with contexts of their own; null without an endpoint.
+
+    Attributes:
+        ident: its number, equal on all its ranks.
+        members: its ranks' numbers in the whole pod, by rank.
+        name: "" unless set.
+    """
+
+    def __init__(self, endpoint: Endpoint | None, ident: int, members: Sequence[int], name: str = "") -> None:
+        self._endpoint, self.ident, self.members, self.name = endpoint, ident, tuple(members), name
+        self._places = {member: place for place, member in enumerate(self.members)}
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """This rank's messages. Raises: Exception (ERR_COMM) for the null or a freed communicator."""
+        if self._endpoint is None:
+            raise failure(ERR_COMM, "the communicator is null or freed", value=None)
+        return self._endpoint
+
+    @property
+    def context(self) -> int:
+        """Match context of the program's messages; the next number is that of agreements."""
+        return CONTEXTS | self.ident << 1
+
+    @property
+    def rank(self) -> int:
+        """My number in it."""
+        return self._places[self.endpoint.device.rank]
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        self.endpoint  # noqa: B018 (null has no size)
+        return len(self.members)
+
+    def Get_rank(self) -> int:
+        """Return my number in it."""
+        return self.rank
+
+    def Get_size(self) -> int:
+        """Return how many ranks it has."""
+        return self.size
+
+    def Get_name(self) -> str:
+        """Return its name."""
+        return self.name
+
+    def Set_name(self, name: str) -> None:
+        """Give it a name, on this rank."""
+        self.name = name
+
+    def rank_of(self, member: int) -> int:
+        """Return the rank here of a rank of the whole pod."""
+        return self._places[member]
+
+    def Is_inter(self) -> bool:
+        """Return False: there are no inter-communicators."""
+        return False
+
+    def Is_intra(self) -> bool:
+        """Return True."""
+        return True
+
+    def __bool__(self) -> bool:
+        return self._endpoint is not None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Communicator):
+            return NotImplemented
+        return self is other or (
+            self._endpoint is other._endpoint and (not self or self.ident == other.ident)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.ident)
+
+    def Compare(self, other: Communicator) -> int:
+        """Return IDENT, CONGRUENT (same ranks in the same order), SIMILAR (same ranks) or UNEQUAL."""
+        if self == other:
+            return IDENT
+        if self.members == other.members:
+            return CONGRUENT
+        return SIMILAR if sorted(self.members) == sorted(other.members) else UNEQUAL
+
+    # --- new ones ---------------------------------------------------------------------------------------
+
+    def Dup(self, info: Any = None) -> Self:
+        """Return a communicator of the same ranks whose messages never meet this one's. Collective."""
+        numbers = agreement.gather_all(self, self.endpoint.next_id)
+        return self._made(max(numbers), self.members)
+
+    def Clone(self) -> Self:
+        """As `Dup`."""
+        return self.Dup()
+
+    def Split(self, color: int = 0, key: int = 0) -> Self:
+        """Return the communicator of those that give my `color`, ordered by `key`, then by rank here.
+
+        Args:
+            color: not negative; UNDEFINED for none, which returns the null communicator. Collective.
+
+        Raises:
+            Exception: ERR_ARG, a negative color.
+        """
+        if color < 0 and color != UNDEFINED:
+            raise failure(ERR_ARG, f"color {color} is negative", value=color)
+        rows = agreement.gather_all(self, (self.endpoint.next_id, color, key))
+        mine = sorted((row[2], rank) for rank, row in enumerate(rows) if row[1] == color)
+        number = max(row[0] for row in rows)
+        made = self._made(number, [self.members[rank] for _, rank in mine])
+        return type(self)(None, -1, ()) if color == UNDEFINED else made
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Self:
+        """Return the communicator of those on my node (COMM_TYPE_SHARED), or null for UNDEFINED."""
+        if split_type not in (COMM_TYPE_SHARED, UNDEFINED):
+            raise failure(ERR_ARG, f"split type {split_type}: only COMM_TYPE_SHARED", value=split_type)
+        device = self.endpoint.device
+        return self.Split(device.topology.node_of(device.rank) if split_type != UNDEFINED else UNDEFINED, key)
+
+    def _made(self, number: int, members: Sequence[int]) -> Self:
+        self.endpoint.next_id = number + 1
+        return type(self)(self.endpoint, number, members)
+
+    def Free(self) -> None:
+        """Give it up on this rank; what is under way goes on.
+
+        Raises:
+            Exception: ERR_COMM for the null communicator and the two predefined ones.
+        """
+        if not self or self.ident in (WORLD_ID, SELF_ID):
+            raise failure(ERR_COMM, "only a communicator made by Dup or Split is freed", value=self.ident)
+        self._endpoint = None
+
+    free = Disconnect = Free
+
+    # --- together ---------------------------------------------------------------------------------------
+
+    def Barrier(self) -> None:
+        """Wait until all its ranks are here. Says nothing of puts and gets under way (that is `quiet`)."""
+        agreement.meet(self)
+
+    barrier = Barrier
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """End the run on every rank."""
+        self.endpoint.device.engine.abort(f"rank {self.rank} called Abort({errorcode})")
+        raise SystemExit(errorcode)
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def _check_dest(self, dest: int, tag: int) -> None:
+        self._check_rank(dest, PROC_NULL)
+        if not 0 <= tag <= TAG_UB:
+            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {TAG_UB}", tag)
+
+    def _check_source(self, source: int, tag: int) -> None:
+        self._check_rank(source, PROC_NULL, ANY_SOURCE)
+        if tag != ANY_TAG and not 0 <= tag <= TAG_UB:
+            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {TAG_UB}, or ANY_TAG", tag)
+
+    def _check_rank(self, rank: int, *others: int) -> None:
+        if not 0 <= rank < self.size and rank not in others:
+            raise self._refused(ERR_RANK, f"rank {rank}; ranks are 0 to {self.size - 1}", rank)
+
+    def _refused(self, code: int, detail: str, value: Any) -> BaseException:
+        device = self.endpoint.device
+        return failure(code, detail, rank=device.rank, now_ps=device.now_ps, value=value)

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 
+import oracle_poster
 import oracle_posts
 import pytest
 from harness import KINDS, number, port_hash, run, run_oracle
@@ -105,8 +106,8 @@ def test_programs_reach_everything():
         programs = [program(seed, r, cfg, length(seed)) for r in range(cfg.num_ranks)]
         blocked = Spy(cfg, programs).run()[1]
         seen["blocked"] += any(blocked)
-    wanted = [("record", oracle_posts.DONE, status) for status in range(6)]
-    wanted += [("record", kind, oracle_posts.OK) for kind in range(1, 5)]
+    wanted = [("record", oracle_poster.DONE, status) for status in range(6)]
+    wanted += [("record", kind, oracle_poster.OK) for kind in range(1, 5)]
     wanted += [("match", late, pull, False) for late in (False, True) for pull in (False, True)]
     wanted += [(how, kind) for how in ("acts", "held", "void", "dropped", "again") for kind in range(4)]
     assert not [what for what in (*wanted, ("match", False, False, True)) if not seen[what]], seen

@@ -90,11 +90,11 @@ MAX_RANKS = 4095
 LOG_DTYPE = np.dtype(
     [
         ("time_ps", "i8"),  # when the entry took effect at this target
-        ("kind", "i4"),  # LOG_; LOG_DROP: the operation ended without effect here, `a` says what it was
+        ("kind", "i4"),  # LOG_; LOG_DROP: an operation ended without effect (a: its kind, b: its log_kind)
         ("rank", "i4"),  # who posted: the writer of a put, the reader of a get
         ("file_id", "i8"),  # where the put's bytes are staged, or where the snapshot goes
         ("file_offset", "i8"),
-        ("offset", "i8"),  # in the target's memory: first byte written, or first byte read
+        ("offset", "i8"),  # in the target's memory: first byte written or read; -1 dropped payload of a SEND
         ("nbytes", "i8"),
         ("op_id", "i8"),  # the poster's own number
         ("key", "i8"),  # order among entries of one instant
@@ -265,6 +265,10 @@ class Engine(Protocol):
 
     @property
     def config(self) -> EngineConfig: ...
+
+    @property
+    def last_seq(self) -> int:
+        """Sequence number of my last call that took one: after `fence`, what a post's `fence` has to be."""
 
     def link_class(self, peer: int) -> int:
         """Class of the path between me and `peer`."""

@@ -20,8 +20,10 @@ void sp_log(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key, i32 kind, i64 a, i64
 /* What was staged for the operation is not needed any more. */
 void sp_log_drop(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key)
 {
-    if (o->a.log_kind || (o->a.kind == K_SEND && o->a.ref.nbytes > 0))
-        sp_log(x, p, o, t, key, LOG_DROP, o->a.log_kind, 0);
+    if (!o->a.log_kind && (o->a.kind != K_SEND || o->a.ref.nbytes <= 0)) return;
+    op_t said = { .a = o->a, .poster = o->poster };
+    if (!said.a.log_kind) said.a.ref.offset = -1;
+    sp_log(x, p, &said, t, key, LOG_DROP, o->a.kind, o->a.log_kind);
 }
 
 /* ---- order */
@@ -32,6 +34,11 @@ void sp_leave_flight(ctx_t *x, i64 p, i64 i, i64 t)
     core_t *c = x->c;
     op_t *o = OP(c, i);
     if (!o->in_flight) return;
+    if (o->epoch) {
+        o->epoch = 0;
+        c->idle--;
+        sp_news(c);
+    }
     if (o->flight_prev) OP(c, o->flight_prev - 1)->flight_next = o->flight_next;
     *(o->flight_next ? &OP(c, o->flight_next - 1)->flight_prev : &RANK(c, o->poster)->flight_tail) = o->flight_prev;
     o->in_flight = 0;
@@ -51,7 +58,7 @@ static int counts(const op_t *o, const op_t *e)
 #ifndef BREAK_SIGNAL_FREE
     if ((order & ORD_STREAM) && o->stream && e->stream == o->stream) return 1;
 #endif
-    if (e->a.peer != o->a.peer || (e->a.kind == K_GET && e->a.log_kind != LOG_RMW)) return 0;
+    if (e->a.peer != o->a.peer || (e->a.kind == K_GET && !is_rmw(&e->a))) return 0;
 #ifndef BREAK_NO_STRONG
     if ((order & ORD_STRONG) && (e->a.order & ORD_TRACK)) return 1;
 #endif
@@ -117,24 +124,39 @@ static void drop(ctx_t *x, i64 p, const node_t *e)
     sp_leave_flight(x, p, e->aux, e->t);
     sp_log_drop(x, p, o, e->t, e->key);
     if (o->gone || o->a.done == DONE_SENT) {
-        o->landed = 1;
-        if (o->recorded) sp_free_op(x->c, e->aux);
+        sp_part_ended(x->c, e->aux);
         return;
     }
     o->dropped = 1;
     push(x, o->poster, e->t + ack_of(x->c, p, o), key_at(o, S_ACK), 0, p, e->aux);
 }
 
+/* A send that is retried for ever never leaves the heap empty. When nothing else is pending and all such sends were
+ * refused since anything else happened, they never come through: sp_settle stops there. */
+void sp_news(core_t *c)
+{
+    c->epoch++;
+    c->stale = 0;
+}
+
+static void refused_again(core_t *c, op_t *o)
+{
+    c->idle += !o->epoch;
+    c->stale += o->epoch != c->epoch + 1;
+    o->epoch = c->epoch + 1;
+}
+
 /* After how long the poster tries again; -1 for never. */
-static i64 retry_after(const core_t *c, i64 p, op_t *o, i64 status, i64 ack)
+static i64 retry_after(core_t *c, i64 p, op_t *o, i64 status, i64 ack)
 {
     const args_t *a = &o->a;
     if (status == ST_LOST && o->lost_left > 0) {
         o->lost_left--;
         return max64(a->lost_ps, ack);
     }
-    if (status != ST_RNR || (a->rnr_retries != 7 && o->rnr_left <= 0)) return -1;
-    o->rnr_left--;
+    if (status != ST_RNR || o->rnr_left <= 0) return -1;
+    if (a->rnr_retries == FOR_EVER) refused_again(c, o);
+    else o->rnr_left--;
     i64 own = a->state_word >= 0 ? WORD(c, p, a->state_word) >> 6 : 0;
     return ack + a->rnr_ps + max64(own, 0);
 }
@@ -153,11 +175,12 @@ void sp_refuse(ctx_t *x, i64 p, const node_t *e, i64 status)
         return;
     }
     if (o->stream) STREAM(c, o->stream - 1)->failed = 1;
-    sp_leave_flight(x, p, e->aux, e->t);
     sp_log_drop(x, p, o, e->t, e->key);
+    sp_leave_flight(x, p, e->aux, e->t);
     i64 back = status == ST_LOST ? max64(o->a.lost_ps, ack) : ack, records = WORD(c, p, INBOX_WORD(c));
     push(x, o->poster, e->t + back, key_at(o, S_FAIL), status, p, e->aux);
-    if (status == ST_REGION && o->a.note) sp_tell(x, p, e, sp_record_of(o, IN_NOTE, o->poster, o->a.value, status));
+    if (status != ST_LOST && status != ST_RNR && (o->a.note & NOTE_REFUSED))
+        sp_tell(x, p, e, sp_record_of(o, IN_NOTE, o->poster, o->a.value, status));
     if (WORD(c, p, INBOX_WORD(c)) != records) sp_evaluate(x, p, e->t, INBOX_WORD(c));
 }
 

@@ -104,6 +104,10 @@ class BaseEngine(Checks):
     def inbox_word(self) -> int:
         return self.config.words_per_rank
 
+    @property
+    def last_seq(self) -> int:
+        return self._seq
+
     def fence(self) -> None:
         self._alive("fence")
         self._fence()

@@ -55,14 +55,12 @@ def post_limits(cfg: EngineConfig, posts: Posts) -> Iterator[tuple[str, Any, Any
     yield "order", 0, 15
     yield "op", 0, np.where(kind == K_WORD, ATOMIC_XOR, ADD)
     yield "word", 0, words
-    yield "note", 0, 1
+    yield "note", 0, 3
     yield "done", 0, np.where(put & (posts["pull_bytes"] <= 0), DONE_SENT, DONE_ON_ERROR)
-    get, logged = kind == K_GET, posts["log_kind"] != 0
-    yield (
-        "log_kind",
-        np.where(get & logged, LOG_SNAPSHOT, 0),
-        np.where(put, LOG_PUT, np.where(get, LOG_RMW, 0)),
-    )
+    log_kind = posts["log_kind"]
+    base = np.where((log_kind >= 0) & (log_kind < 1 << 20), log_kind & 7, -1)
+    read = (kind == K_GET) & ((base == LOG_SNAPSHOT) | (base == LOG_RMW))
+    yield "log_kind", np.where(read, log_kind, 0), np.where(read, log_kind, np.where(put, LOG_PUT, 0))
     for field in ("region_word", "state_word"):
         yield field, -1, plenty
     yield "rnr_retries", -1, FOR_EVER

@@ -10,8 +10,9 @@ typedef struct {
     i64 now, result, index, records, slot, wakes; /* read by the caller, in this order */
     i64 args[9];                                  /* written by the caller of sp_exchange */
     i32 *rows; /* i32[4][n], i64[n]: counts and offsets in, counts, offsets and tags out */
+    i64 seq;
     core_t *c;
-    i64 rank, seq, calls[2], num_posts, max_posts, finished, observed;
+    i64 rank, calls[2], num_posts, max_posts, finished, observed;
     post_t *posts;
     uint8_t *open; /* by channel: posted, not waited for */
     ctx_t ctx;

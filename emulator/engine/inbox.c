@@ -14,8 +14,10 @@ inbox_t sp_record_of(const op_t *o, i32 kind, i64 rank, i64 value, i64 status)
 void sp_tell(ctx_t *x, i64 p, const node_t *e, inbox_t m)
 {
     core_t *c = x->c;
+    rank_t *r = RANK(c, p);
+    if (r->state == EXITED || r->state == DEAD) return; /* nobody will look */
     i64 size = c->cfg.inbox_entries, *head = &WORD(c, p, INBOX_WORD(c));
-    if (*head - __atomic_load_n(&RANK(c, p)->inbox_tail, __ATOMIC_ACQUIRE) >= size) {
+    if (*head - __atomic_load_n(&r->inbox_tail, __ATOMIC_ACQUIRE) >= size) {
         sp_fail(c, FATAL_INBOX, p);
         return;
     }

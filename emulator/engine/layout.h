@@ -23,8 +23,9 @@ typedef uint32_t u32;
 #define NUM_UNITS 4
 #define PORT_UNIT (3 * MAX_PLANES)
 #define NUM_PORTS (PORT_UNIT + NUM_UNITS)
+#define FOR_EVER 7 /* rnr_retries without end */
 #define QUEUES 16 /* match queues of a rank, by context */
-#define SP_VERSION 4 /* of the functions native.py calls; change both together */
+#define SP_VERSION 7 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };
@@ -32,6 +33,7 @@ enum { RUN, BLOCKED, EXITED, DEAD };
 enum { S_START, S_ROW, S_EGRESS, S_INGRESS, S_DELIVER, S_ACK, S_ATOMIC, S_RESPONSE, S_PULL, S_PULL_IN, S_BULK,
        S_CHECK, S_TIMEOUT, S_POLL, S_RESUME, S_LOCAL, S_RETRY, S_FAIL };
 enum { K_PUT, K_GET, K_WORD, K_SEND, K_LOCAL, K_RECV, K_CLOSE };
+enum { NOTE_DELIVERED = 1, NOTE_REFUSED = 2 };
 enum { ORD_TRACK = 1, ORD_STRONG = 2, ORD_STREAM = 4, ORD_FENCE = 8 };
 enum { DONE_NEVER, DONE_ALWAYS, DONE_ON_ERROR, DONE_SENT };
 enum { ST_OK, ST_REGION, ST_LOST, ST_RNR, ST_FLUSH, ST_LENGTH };
@@ -71,13 +73,14 @@ typedef struct { /* POST_DTYPE */
 typedef struct { /* links are operation + 1, streams stream + 1, 0 for none */
     args_t a;
     i64 seq, posted, old;
+    i64 epoch; /* > 0: retried for ever, and when it was refused last (epoch + 1) */
     i32 poster, stream, rnr_left, lost_left, status, wait_stage;
     i32 next;                     /* free list, match queue */
     i32 flight_prev, flight_next; /* poster's operations not yet delivered or dropped at their peer */
     i32 read_prev, read_next;     /* poster's gets and atomics not yet answered */
     i32 stream_prev, stream_next; /* of the stream, without DONE record yet */
     i32 held_next, waiters, wait_next, origin; /* held at S_START; waiting for me at the peer; sender of a pull */
-    uint8_t in_flight, in_reads, finished, recorded, landed, silent, held, gone, dropped, blocking;
+    uint8_t in_flight, in_reads, finished, recorded, landed, silent, held, gone, dropped, blocking, acked_early;
 } op_t;
 typedef struct { /* a queue of one poster towards one peer. dead: known to the poster. failed: known to the peer */
     i32 next, poster, number, peer, ops, ops_tail, held, count;
@@ -130,6 +133,7 @@ typedef struct {
     i64 inboxes, streams, stream_table, stream_mask, stream_free, streams_used; /* table: i32 by hash, stream + 1 */
     i64 arena, trace, num_ops, total;
     i64 trace_head, trace_tail;
+    i64 idle, stale, epoch; /* sends retried for ever; of these refused since the last news; news so far */
     char reason[256];
 } core_t;
 
@@ -144,6 +148,7 @@ typedef struct {
 
 static inline i64 key_of(i64 rank, i64 seq, i64 sub, i64 stage) { return rank << 50 | seq << 18 | sub << 6 | stage; }
 static inline i64 staged(i64 key, i64 stage) { return (key & ~(i64)63) | stage; }
+static inline int is_rmw(const args_t *a) { return a->kind == K_GET && (a->log_kind & 7) == LOG_RMW; }
 static inline i64 key_at(const op_t *o, i64 stage) { return key_of(o->poster, o->seq, 0, stage); }
 static inline i64 max64(i64 a, i64 b) { return a > b ? a : b; }
 static inline i64 min64(i64 a, i64 b) { return a < b ? a : b; }
@@ -151,22 +156,28 @@ static inline i64 min64(i64 a, i64 b) { return a < b ? a : b; }
 /* State of one entry: whom to wake, and whose events are being settled. */
 typedef struct { core_t *c; i64 batch, num_woken; i32 *woken; int trace_fd, wake_all; } ctx_t;
 
-/* posts: hand-over, and what happens at the poster (order.c) */
+/* posts: hand-over, and what happens at the poster (order.c, finish.c) */
 i64 sp_take_op(core_t *c);
 void sp_free_op(core_t *c, i64 i);
 void sp_admit(ctx_t *x, i64 i);
+void sp_enter_stream(ctx_t *x, i64 i);
+void sp_free_stream(core_t *c, stream_t *s);
+void sp_answered(ctx_t *x, const op_t *o, i64 t);
+void sp_unhold(core_t *c, i64 i);
 void sp_retire(core_t *c, i64 p, i64 number);
 stream_t *sp_stream(core_t *c, i64 p, i64 number, i64 peer);
 void sp_start(ctx_t *x, i64 p, const node_t *e);
 void sp_launch(ctx_t *x, i64 i, i64 t, i64 from);
 void sp_gone(ctx_t *x, i64 i, i64 t);
 void sp_finish_op(ctx_t *x, const node_t *e, i64 i, i64 status, i64 value);
+void sp_part_ended(core_t *c, i64 i);
 void sp_landed(ctx_t *x, const node_t *e, i64 status, i64 value);
 void sp_failed(ctx_t *x, const node_t *e);
 void sp_kill_stream(ctx_t *x, const node_t *e, stream_t *s, i64 after, int silent);
 /* and at the peer (arrive.c) */
 int sp_arrive(ctx_t *x, i64 p, const node_t *e);
 void sp_leave_flight(ctx_t *x, i64 p, i64 i, i64 t);
+void sp_news(core_t *c);
 void sp_refuse(ctx_t *x, i64 p, const node_t *e, i64 status);
 void sp_log(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key, i32 kind, i64 a, i64 b);
 void sp_log_drop(ctx_t *x, i64 p, const op_t *o, i64 t, i64 key);

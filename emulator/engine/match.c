@@ -54,20 +54,21 @@ static void pull(ctx_t *x, i64 p, i64 t, const op_t *receive, const op_t *messag
         return;
     }
     op_t *g = OP(c, i);
-    *g = (op_t){ .a = receive->a, .seq = receive->seq, .poster = (i32)p, .origin = (i32)send + 1 };
+    *g = (op_t){ .a = receive->a, .seq = receive->seq, .old = message->a.user_a, .poster = (i32)p,
+                 .origin = (i32)send + 1 };
     g->a.kind = K_GET;
     g->a.peer = message->poster;
     g->a.plane = message->a.plane;
     g->a.nbytes = message->a.pull_bytes;
     g->a.tag = message->a.tag;
-    g->a.ref = message->a.ref;
+    g->a.ref = message->a.log_kind ? (ref_t){ .file = -1 } : message->a.ref;
     g->a.order = g->a.log_kind = 0;
     g->a.region_word = g->a.state_word = -1;
     i64 request = c->cfg.plane[g->a.plane].request[CLASS(c, p, g->a.peer)];
     push(x, g->a.peer, t + request, key_of(p, g->seq, 1, S_EGRESS), 0, p, i);
 }
 
-/* A receive has got a message: the record. Returns ST_LENGTH if the message is too long, and it is lost. */
+/* A receive has got a message: the record, and the log entry if it carries one. Returns ST_LENGTH if the message is too long, and it is lost. */
 static i64 pair(ctx_t *x, i64 p, const node_t *e, const op_t *receive, const op_t *message)
 {
     i64 status = !message->a.log_kind && message->a.nbytes > receive->a.capacity ? ST_LENGTH : ST_OK;
@@ -79,6 +80,7 @@ static i64 pair(ctx_t *x, i64 p, const node_t *e, const op_t *receive, const op_
     m.file_offset = staged ? message->a.ref.file_offset : 0;
     m.real_bytes = staged ? message->a.ref.nbytes : 0;
     sp_tell(x, p, e, m);
+    if (message->a.log_kind) sp_log(x, p, message, e->t, e->key, LOG_PUT, message->a.log_a, message->a.log_b);
     return status;
 }
 
@@ -142,7 +144,7 @@ void sp_pulled(ctx_t *x, i64 p, const node_t *e)
     core_t *c = x->c;
     op_t *g = OP(c, e->aux);
     i64 send = g->origin - 1;
-    sp_tell(x, p, e, sp_record_of(g, IN_DONE, g->a.peer, 0, ST_OK));
+    sp_tell(x, p, e, sp_record_of(g, IN_DONE, g->a.peer, g->old, ST_OK));
     acknowledge(x, p, e->t, send, OP(c, send)->a.done_ps);
     sp_free_op(c, e->aux);
     sp_evaluate(x, p, e->t, INBOX_WORD(c));
@@ -203,8 +205,8 @@ static void drop_unexpected(ctx_t *x, i64 p, const node_t *e, const args_t *a)
         take_out(c, q, at - 1, before);
         sp_log_drop(x, p, o, e->t, e->key);
         if (o->a.pull_bytes > 0) {
-            OP(c, o->origin - 1)->dropped = 1;
-            acknowledge(x, p, e->t, o->origin - 1, 0);
+            i64 ack = c->cfg.plane[o->a.plane].ack[CLASS(c, p, o->poster)];
+            push(x, o->poster, e->t + ack, key_at(o, S_FAIL), ST_FLUSH, p, o->origin - 1);
         }
         sp_free_op(c, at - 1);
     }
@@ -232,7 +234,7 @@ static int local_word(ctx_t *x, i64 p, const node_t *e) /* 1 if a word was writt
     op_t *o = OP(c, e->aux);
     i64 *w = &WORD(c, p, o->a.word);
     int op = o->a.op;
-    if (o->a.done == DONE_ALWAYS) sp_tell(x, p, e, sp_record_of(o, IN_DONE, p, *w, ST_OK));
+    if (o->a.done == DONE_ALWAYS) sp_tell(x, p, e, sp_record_of(o, IN_DONE, p, op ? *w : 0, ST_OK));
     if (op) *w = op == SET ? o->a.value : (i64)((u64)*w + (u64)o->a.value);
     sp_free_op(c, e->aux);
     return op != NO_OP;

@@ -62,10 +62,10 @@ class NativeEngine(BaseEngine):
         self._lib = lib
         self._core, self._view = _address(buf, cfg, lib)
         self._me = lib.sp_attach(self._core, rank)
-        n, words = cfg.num_ranks, 16
+        n, words = cfg.num_ranks, 17
         self._local = (I64 * words).from_address(
             self._me
-        )  # now, result, index, records, slot, wakes, arguments, rows
+        )  # now, result, index, records, slot, wakes, arguments, rows, sequence number
         rows = self._local[15]
         self._rows_in = _view(rows, np.int32, 2 * n).reshape(2, n)
         self._rows_out = _view(rows + 8 * n, np.int32, 2 * n)
@@ -91,6 +91,10 @@ class NativeEngine(BaseEngine):
     @property
     def _slot(self) -> int:  # type: ignore[override]
         return self._local[4]
+
+    @property
+    def last_seq(self) -> int:
+        return self._local[16]
 
     def _compute(self, ps: int, kind: int, publish: bool) -> int:
         code: int = self._sp_compute(self._handle, ps, kind, publish)

@@ -9,7 +9,7 @@ from emulator.engine.api import LOG_DTYPE, RECORD_DTYPE
 from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 4
+VERSION = 7
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),

@@ -111,10 +111,10 @@ static int sound_path(const config_t *k, const args_t *a)
 static int sound_effect(const config_t *k, const args_t *a)
 {
     int put = a->kind == K_PUT || a->kind == K_SEND, get = a->kind == K_GET;
-    return in(a->op, 0, a->kind == K_WORD ? ATOMIC_XOR : ADD) && in(a->word, 0, k->words - 1) && in(a->note, 0, 1)
+    return in(a->op, 0, a->kind == K_WORD ? ATOMIC_XOR : ADD) && in(a->word, 0, k->words - 1) && in(a->note, 0, NOTE_DELIVERED | NOTE_REFUSED)
         && in(a->done, DONE_NEVER, put && !a->pull_bytes ? DONE_SENT : DONE_ON_ERROR)
         && (!a->log_kind || (put && a->log_kind == LOG_PUT)
-            || (get && (a->log_kind == LOG_SNAPSHOT || a->log_kind == LOG_RMW)));
+            || (get && in(a->log_kind, 0, 1 << 20) && in(a->log_kind & 7, LOG_SNAPSHOT, LOG_RMW)));
 }
 
 static int sound_refusal(const config_t *k, const args_t *a)
@@ -123,6 +123,13 @@ static int sound_refusal(const config_t *k, const args_t *a)
         && in(a->region_bytes, 0, LIMIT_PS) && in(a->rnr_ps, 1, LIMIT_PS) && in(a->lost_ps, 1, LIMIT_PS)
         && in(a->rnr_retries, -1, 7) && a->lost_retries >= 0 && in(a->source, -1, k->n - 1)
         && a->capacity >= 0 && in(a->pull_bytes, 0, LIMIT_BYTES);
+}
+
+static void note_row(local_t *l, const args_t *a) /* a put or get as sp_put and sp_get do */
+{
+    i64 kind = a->kind == K_PUT ? C_PUT : a->kind == K_GET ? C_GET : C_POSTED + a->kind;
+    i64 word = a->kind == K_GET ? 0 : a->kind == K_PUT && !a->op ? -1 : a->word;
+    sp_note(l, kind, l->now, a->peer, a->nbytes, word);
 }
 
 /* Post `count` rows; returns the sequence number of the first, or minus (the first bad row + 1) with nothing done. */
@@ -136,7 +143,7 @@ i64 sp_post(local_t *l, const args_t *rows, i64 count, i64 step)
         sp_begin(l);
         l->now += step;
         post_op(l, rows + i);
-        sp_note(l, C_POSTED + rows[i].kind, l->now, rows[i].peer, rows[i].nbytes, rows[i].word);
+        note_row(l, rows + i);
     }
     return first;
 }

@@ -125,8 +125,8 @@ _POST_FIELDS = (
     ("rnr_retries", "i4", -1),  # -1: keep an unmatched SEND (MPI); FOR_EVER
     ("lost_retries", "i4", 0),
     ("done", "i4", DONE_NEVER),
-    ("note", "i4", 0),  # 1: NOTE record at the peer
-    ("log_kind", "i4", 0),  # 0 no log entry, LOG_PUT, LOG_SNAPSHOT or LOG_RMW
+    ("note", "i4", 0),  # NOTE record at the peer: 1 on delivery of a PUT or WORD, 2 on refusal for good
+    ("log_kind", "i4", 0),  # 0 no log entry, LOG_PUT, LOG_SNAPSHOT or LOG_RMW + 8 * anything
 )
 
 POST_DTYPE = np.dtype([(name, kind) for name, kind, _ in _POST_FIELDS])

@@ -19,6 +19,7 @@ class Primitives(ABC):
     rank: int
     num_ranks: int
     _result: int
+    _seq: int
     _slot: int
 
     @abstractmethod

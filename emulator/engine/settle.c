@@ -31,7 +31,10 @@ static void egress(ctx_t *x, i64 p, const node_t *e)
     i64 port = 3 * o->a.plane + (l == SELF ? PORT_LOCAL : PORT_EGRESS), start = serve(RANK(c, p), port, e->t, ser);
     record(x, p, port, kind_of(o), to, e->t, e->key, start, start + ser, bytes);
     RANK(c, o->poster)->bytes[l] += bytes;
-    if (o->a.done == DONE_SENT && !get) push(x, p, start + ser + o->a.done_ps, staged(e->key, S_ACK), 0, p, e->aux);
+    if (o->a.done == DONE_SENT && !get) {
+        o->acked_early = 1;
+        push(x, p, start + ser + o->a.done_ps, staged(e->key, S_ACK), 0, p, e->aux);
+    }
     i64 more = o->a.tail + (get ? o->a.done_ps : 0);
     if (l == SELF) push(x, p, start + ser + latency + more, staged(e->key, S_DELIVER), 0, p, e->aux);
     else push(x, to, start + latency, staged(e->key, S_INGRESS), 0, p, e->aux);
@@ -63,14 +66,12 @@ static void take_effect(ctx_t *x, i64 p, const node_t *e)
     int match = o->a.kind == K_SEND ? sp_match(x, p, e) : MATCH_ACK;
     if (match == MATCH_REFUSED) return;
     sp_leave_flight(x, p, e->aux, e->t);
-    if (o->a.log_kind) sp_log(x, p, o, e->t, e->key, o->a.log_kind, o->a.log_a, o->a.log_b);
+    if (o->a.log_kind && o->a.kind == K_PUT) sp_log(x, p, o, e->t, e->key, LOG_PUT, o->a.log_a, o->a.log_b);
     i64 word = o->a.op ? o->a.word : -1;
     if (word >= 0) WORD(c, p, word) = o->a.op == SET ? o->a.value : (i64)((u64)WORD(c, p, word) + (u64)o->a.value);
-    if (o->a.note && o->a.kind == K_PUT) sp_tell(x, p, e, sp_record_of(o, IN_NOTE, o->poster, o->a.value, ST_OK));
-    if (o->a.done == DONE_SENT) {
-        o->landed = 1;
-        if (o->recorded) sp_free_op(c, e->aux);
-    } else if (match == MATCH_ACK) {
+    if ((o->a.note & NOTE_DELIVERED) && o->a.kind == K_PUT) sp_tell(x, p, e, sp_record_of(o, IN_NOTE, o->poster, o->a.value, ST_OK));
+    if (o->a.done == DONE_SENT) sp_part_ended(c, e->aux);
+    else if (match == MATCH_ACK) {
         i64 ack = plane_of(c, o)->ack[CLASS(c, p, o->poster)] + o->a.done_ps;
         push(x, o->poster, e->t + ack, staged(e->key, S_ACK), 0, p, e->aux);
     }
@@ -106,7 +107,7 @@ static void atomic(ctx_t *x, i64 p, const node_t *e)
     i64 *w = &WORD(c, p, o->a.word), old = *w, from = o->poster, word = o->a.word, records = WORD(c, p, INBOX_WORD(c));
     sp_leave_flight(x, p, e->aux, e->t);
     *w = new_value(&o->a, old);
-    if (o->a.note) sp_tell(x, p, e, sp_record_of(o, IN_NOTE, from, o->a.value, ST_OK));
+    if (o->a.note & NOTE_DELIVERED) sp_tell(x, p, e, sp_record_of(o, IN_NOTE, from, o->a.value, ST_OK));
     i64 at = e->t + plane_of(c, o)->response[CLASS(c, p, from)] + o->a.done_ps;
     push(x, from, at, staged(e->key, S_RESPONSE), old, p, e->aux);
     if (*w != old) sp_evaluate(x, p, e->t, word);
@@ -117,11 +118,15 @@ static void acknowledged(ctx_t *x, const node_t *e)
 {
     op_t *o = op_of(x->c, e);
     i64 p = o->poster, records = WORD(x->c, p, INBOX_WORD(x->c));
-    if (o->a.done != DONE_SENT) sp_landed(x, e, o->dropped ? ST_FLUSH : ST_OK, 0);
-    else if (!o->finished) {
+    if (o->a.done != DONE_SENT) {
+        sp_landed(x, e, o->dropped ? ST_FLUSH : ST_OK, 0);
+        return;
+    }
+    if (!o->finished) {
         sp_finish_op(x, e, e->aux, ST_OK, 0);
         sp_evaluate_end(x, p, e->t, records);
     }
+    sp_part_ended(x->c, e->aux);
 }
 
 static void response(ctx_t *x, i64 p, const node_t *e)
@@ -144,10 +149,18 @@ static void retry(ctx_t *x, i64 p, const node_t *e)
     else sp_launch(x, e->aux, e->t, p);
 }
 
+static int is_news(core_t *c, const node_t *e) /* to sends that are retried for ever */
+{
+    i64 stage = e->key & 63;
+    int without = stage == S_ROW || stage == S_BULK || stage == S_PULL || stage == S_PULL_IN;
+    return !(e->key & LATE) && (without || !op_of(c, e)->epoch);
+}
+
 static void process(ctx_t *x, i64 p, const node_t *e)
 {
     rank_t *r = RANK(x->c, p);
     x->c->events++;
+    if (x->c->idle && is_news(x->c, e)) sp_news(x->c);
     switch (e->key & 63) {
     case S_START: sp_start(x, p, e); break;
     case S_ROW: sp_row(x, p, e); break;
@@ -172,7 +185,10 @@ static void process(ctx_t *x, i64 p, const node_t *e)
     }
 }
 
-/* Nobody runs, and only the ends of polls are pending: has every polling rank polled in vain long enough? */
+/* Nobody runs, and only ends of polls and retries in vain are pending. */
+static int in_vain(const core_t *c) { return c->live == c->idle && c->stale == c->idle; }
+
+/* Then: has every polling rank polled in vain long enough? */
 static int livelock(core_t *c)
 {
     for (i64 p = 0; p < c->cfg.n; p++) {
@@ -180,6 +196,21 @@ static int livelock(core_t *c)
         if (r->state == BLOCKED && r->wait == W_POLL && r->vain < c->cfg.livelock) return 0;
     }
     return 1;
+}
+
+/* An error, unless everybody has finished. */
+static void give_up(core_t *c)
+{
+    i64 blocked = -1;
+    for (i64 p = 0; p < c->cfg.n; p++) {
+        if (RANK(c, p)->state != BLOCKED) continue;
+        if (RANK(c, p)->wait == W_POLL) {
+            sp_fail(c, FATAL_LIVELOCK, p);
+            return;
+        }
+        if (blocked < 0) blocked = p;
+    }
+    if (blocked >= 0) sp_fail(c, FATAL_DEADLOCK, blocked);
 }
 
 void sp_settle(ctx_t *x)
@@ -197,8 +228,8 @@ void sp_settle(ctx_t *x)
 #else
         if (first >= r->bound || first >= *low + r->look) break;
 #endif
-        if (*low == INF && !c->live && livelock(c)) {
-            sp_fail(c, FATAL_LIVELOCK, p);
+        if (*low == INF && in_vain(c) && livelock(c)) {
+            give_up(c);
             break;
         }
         x->batch = p;
@@ -208,7 +239,7 @@ void sp_settle(ctx_t *x)
             if (!r->count || c->fatal) break;
             i64 t = AT(c, node_t, r->heap)->t;
             if (t >= r->bound || t >= min64(first, *low) + r->look) break;
-            if (*low == INF && !c->live) break;
+            if (*low == INF && in_vain(c)) break;
         }
         x->batch = -1;
         set_head(c, p);

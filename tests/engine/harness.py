@@ -21,7 +21,7 @@ from emulator.engine import (
     engine_create,
 )
 from emulator.engine.posts import Posts, new_posts
-from emulator.errors import DeadlockError
+from emulator.errors import DeadlockError, InternalError
 
 KINDS = ["python"] + ["c"] * core_available()
 MASK = (1 << 62) - 1
@@ -37,7 +37,7 @@ def number(value) -> int:
 
 def plain(value):
     """What a program is sent: no arrays."""
-    if isinstance(value, tuple) and not isinstance(value, ExchangeResult):
+    if type(value) is tuple:
         return value
     if isinstance(value, ExchangeResult):
         rows = (value.counts, value.offsets, value.tags)
@@ -166,7 +166,7 @@ def apply_log(engine: Engine, target: int) -> list[tuple[int, ...]]:
     return entries
 
 
-def run(cfg, kind, make, slots, jitter=0.0, one_core=False, module=None, threads=False, **extra):
+def run(cfg, kind, make, slots, jitter=0.0, one_core=False, module=None, threads=False, trace=-1, **extra):
     """(log per rank, blocked per rank, port hashes, digests, apply logs) of a run; make(rank) gives its
     program."""
     shared = Shared(cfg, kind, module, slots, **extra)
@@ -176,6 +176,8 @@ def run(cfg, kind, make, slots, jitter=0.0, one_core=False, module=None, threads
             os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
         if jitter:
             engine.set_jitter(jitter, 400, random.SystemRandom().randrange(1 << 30))
+        if trace >= 0:
+            engine.set_trace(trace)
         noise = random.SystemRandom()
         steps, sent = make(engine.rank), None
         while True:
@@ -194,6 +196,9 @@ def run(cfg, kind, make, slots, jitter=0.0, one_core=False, module=None, threads
         raise RuntimeError(f"a rank failed: exit codes {codes}")
     logs = [[tuple(x) for x in row[16 : 16 + 2 * row[0]].reshape(-1, 2).tolist()] for row in shared.table]
     viewer = shared.attach(0)
+    if trace >= 0:
+        viewer.set_trace(trace)
+        viewer.drain()
     hashes = [viewer._hashes(r).tolist() for r in range(cfg.num_ranks)]
     applied = [apply_log(viewer, r) for r in range(cfg.num_ranks)]
     digests = [viewer.digest(r) for r in range(cfg.num_ranks)]
@@ -211,8 +216,8 @@ class Timed(NamedTuple):
 def play(cfg, kind, *programs):
     """Run generators, one per rank (a thread each): a list of `Timed` for each, and their engines' logs.
 
-    A program yields (call, arguments) and is sent the value; a rank that ends in a deadlock report has a last
-    entry with the call "deadlock"."""
+    A program yields (call, arguments) and is sent the value; a rank whose run cannot go on has a last entry
+    with the call "deadlock" or "error"."""
     shared = Shared(cfg, kind)
     told = [[] for _ in programs]
 
@@ -225,13 +230,14 @@ def play(cfg, kind, *programs):
                 return
             try:
                 sent = plain(perform(engine, call, args))
-            except DeadlockError as error:
-                log.append(Timed("deadlock", str(error), engine.now_ps))
-                raise
+            except (DeadlockError, InternalError) as error:
+                name = "deadlock" if isinstance(error, DeadlockError) else "error"
+                log.append(Timed(name, str(error), engine.now_ps))
+                return
             log.append(Timed(call, sent, engine.now_ps))
 
     codes = thread_ranks(shared, body)
-    assert all(code in (0, 3) for code in codes), codes
+    assert not any(codes), codes
     viewer = shared.attach(0)
     return told, [apply_log(viewer, r) for r in range(cfg.num_ranks)]
 

@@ -6,7 +6,7 @@ anybody, 4 to 7 its memory region {tag, base, length, access}, 8 its state; the 
 
 import random
 
-from programs import BANDWIDTHS, LATENCIES
+from programs import BANDWIDTHS, LATENCIES, exchange, timetable
 
 from emulator.engine import EngineConfig
 from emulator.engine.api import LOG_PUT, LOG_RMW, LOG_SNAPSHOT, PlaneConfig
@@ -59,8 +59,8 @@ def config(seed: int) -> EngineConfig:
         poll_price_ps=7,
         poll_max_polls=10,
         words_per_rank=WORDS,
-        channels=1,
-        chain_steps=1,
+        channels=2,
+        chain_steps=8,
         conditions=4,
         log_entries=1024,
         inbox_entries=1024,
@@ -87,6 +87,8 @@ class Style:
         self.calls[0], self.calls[1], self.calls[-1] = 10, 2, 0.4 if self.streamed else 0
         self.sloppy = rng.random() < 0.1
         self.mpi = rng.random() < 0.5
+        self.every = rng.choice((0, 0, 0, 4, 7))  # which calls are exchanges
+        self.exits = 0 if self.every else 0.004
 
 
 def program(seed: int, rank: int, cfg: EngineConfig, length: int):
@@ -96,12 +98,18 @@ def program(seed: int, rank: int, cfg: EngineConfig, length: int):
     memory = Memory(rank)
     opening = zip(range(REGION, STATE + 1), (7, 100, 50, 3, 1 + 64 * (seed % 3)), strict=True)
     got = yield "post", {"posts": tuple(local(word, value) for word, value in opening), "step": 0}
+    plan, k = timetable(seed, 3 * length), 0
     for i in range(length):
         state = hash((state, got, i)) & 0xFFFFFFFF
         rng = random.Random(state)
-        if rng.random() < 0.004:
+        if style.every and i % style.every == style.every - 1:
+            got, k = yield from exchange(rng, cfg.num_ranks, plan, k)
+        elif rng.random() < style.exits:
             return
-        got = yield from call(rng, style, memory, rng.choices(CALLS, style.calls)[0])
+        else:
+            got = yield from call(rng, style, memory, rng.choices(CALLS, style.calls)[0])
+    while style.every and k < length // style.every:  # every rank serves the whole timetable
+        got, k = yield from exchange(random.Random(k), cfg.num_ranks, plan, k)
     yield "quiet", {}
     yield "inbox", {}
 

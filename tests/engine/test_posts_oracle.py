@@ -1,13 +1,17 @@
 """Both engines equal the sequential oracle on random programs of posts: values, times, ports, logs."""
 
+import dataclasses
 import os
 from collections import Counter
 
+import numpy as np
 import oracle_poster
 import oracle_posts
 import pytest
 from harness import KINDS, number, port_hash, run, run_oracle
 from programs_posts import config, program
+
+from emulator.engine.api import RECORD_DTYPE
 
 COUNT = int(os.environ.get("SUPERPOD_ENGINE_PROGRAMS", "40"))
 FIRST = int(os.environ.get("SUPERPOD_ENGINE_FIRST", "0"))
@@ -112,6 +116,25 @@ def test_programs_reach_everything():
     wanted += [(how, kind) for how in ("acts", "held", "void", "dropped", "again") for kind in range(4)]
     assert not [what for what in (*wanted, ("match", False, False, True)) if not seen[what]], seen
     assert 3 <= seen["blocked"] <= 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trace_of_posts(kind, tmp_path):
+    """The trace has every reservation of every port and unit, as the oracle made them."""
+    seed, path = 4, tmp_path / "trace"
+    cfg = dataclasses.replace(config(seed), trace_records=64)
+    programs = [program(seed, r, cfg, length(seed)) for r in range(cfg.num_ranks)]
+    expected_records = run_oracle(cfg, programs)[2]
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    run(cfg, kind, lambda r: program(seed, r, cfg, length(seed)), SLOTS, threads=True, trace=fd)
+    rows = np.fromfile(path, RECORD_DTYPE)
+    fields = ("time_ps", "key", "start_ps", "end_ps", "nbytes")
+    found = {}
+    for row in rows:
+        record = (*(int(row[name]) for name in fields), int(row["kind"] + 8 * (row["peer"] + 1)))
+        found.setdefault((int(row["rank"]), int(row["port"])), []).append(record)
+    assert found == {name: records for name, records in expected_records.items() if records}
+    assert {port for _, port in found} > {0, 1, 2, 3}
 
 
 @pytest.mark.multirank

@@ -222,6 +222,17 @@ def test_order_holds_across_retries(kind):
     assert [(r.value, r.time_ps) for r in records(there)] == [(1, accepted), (2, accepted)]
 
 
+def test_inbox_overflow(kind):
+    """A rank that never takes its records ends the run with one line."""
+    (here, _), _ = play(machine(inbox_entries=8), kind, poster(*[WRITE | {"note": 1, "done": 0}] * 9), idle())
+    assert here[-1].call == "error" and "the inbox of rank 1 is full" in here[-1].value
+
+
+def test_a_stream_has_one_peer(kind):
+    (here, _), _ = play(machine(), kind, poster(WRITE, WRITE | {"peer": 0}), idle())
+    assert here[-1].call == "error" and "stream" in here[-1].value
+
+
 def closing(*rows, at=50, **fields):
     yield post(*rows)
     yield sleep(at - len(rows) - 2)

@@ -8,10 +8,10 @@ virtual. See each module for its source.
 
 from memsem.verbs.ah import AH as AH
 from memsem.verbs.connect import Exchange as Exchange
-from memsem.verbs.context import AsyncEvent as AsyncEvent
 from memsem.verbs.context import Context as Context
 from memsem.verbs.cq import CQ as CQ
 from memsem.verbs.cq import CompChannel as CompChannel
+from memsem.verbs.device_attr import AsyncEvent as AsyncEvent
 from memsem.verbs.enums import *  # noqa: F403
 from memsem.verbs.mr import MR as MR
 from memsem.verbs.pd import PD as PD

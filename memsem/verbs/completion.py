@@ -16,7 +16,7 @@ Source: ibv_post_send(3), ibv_poll_cq(3); rdma-core providers/mlx5/cq.c for when
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from emulator.engine.posts import ST_FLUSH, ST_LENGTH, ST_LOST, ST_OK, ST_REGION, ST_RNR
@@ -56,6 +56,7 @@ class SendEntry:
             refusal the engine will report.
         reliable: False: nobody reports what became of the message (UD).
         seq: the engine's number of it; -1 until it is handed over.
+        source, canary: where the payload came from and its checksum, if reuse is watched for.
     """
 
     number: int
@@ -67,6 +68,8 @@ class SendEntry:
     verdict: ibv_wc_status | None = None
     reliable: bool = True
     seq: int = -1
+    source: Sequence[SGE] = ()
+    canary: int | None = None
 
     def status(self, engine_status: int) -> ibv_wc_status:
         """Return the completion status for what the engine reported."""
@@ -199,6 +202,13 @@ class SendQueue:
         else:
             self._tally.silent += 1
         return entry.signalled
+
+    def ended_with(self, entry: SendEntry) -> Iterator[SendEntry]:
+        """Return the outstanding sends that end when `entry` does: itself and those before it."""
+        for other in self._open.values():
+            yield other
+            if other is entry:
+                return
 
     def first(self) -> SendEntry | None:
         """Return the oldest send that has not ended."""

@@ -12,19 +12,19 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import emulator
 from emulator import Device
 from emulator.engine.api import SET
 from emulator.engine.posts import IN_MATCH, IN_NOTE, K_LOCAL, Posts, new_posts
-from emulator.errors import InternalError, UsageError
+from emulator.errors import InternalError, UsageError, misuse
 from emulator.fabric import Shape, Transaction
 from emulator.freelist import FreeList
 from emulator.posting import OWNER_VERBS, InboxRecord
 from emulator.transport import Area
 from memsem.verbs.completion import Tally
+from memsem.verbs.device_attr import AsyncEvent, DeviceAttr, PortAttr
 from memsem.verbs.enums import ibv_event_type
 from memsem.verbs.keys import MAX_MR, MAX_QP, MAX_SRQ, Layout, decode_qp
 from memsem.verbs.resource import Resource
@@ -37,38 +37,6 @@ if TYPE_CHECKING:
     from memsem.verbs.mr import MR
     from memsem.verbs.qp import QP
     from memsem.verbs.srq import SRQ
-
-
-@dataclass(frozen=True)
-class AsyncEvent:
-    """Something that belongs to no completion. Attributes: event_type (`ibv_event_type`), element."""
-
-    event_type: ibv_event_type
-    element: Any
-
-
-@dataclass(frozen=True)
-class DeviceAttr:
-    """Limits of the emulated NIC."""
-
-    max_qp: int
-    max_mr: int
-    max_srq: int
-    max_qp_wr: int = 32768
-    max_sge: int = 32
-    max_cqe: int = 1 << 22
-    max_qp_rd_atom: int = 16
-    phys_port_cnt: int = 1
-
-
-@dataclass(frozen=True)
-class PortAttr:
-    """The one port. Attributes: lid (rank + 1), max_mtu, active_mtu (`ibv_mtu`), state (4, active)."""
-
-    lid: int
-    max_mtu: int = 5
-    active_mtu: int = 5
-    state: int = 4
 
 
 def _nobody(record: InboxRecord) -> None:
@@ -84,6 +52,8 @@ class Context(Resource):
         memory_bytes: heap that `PD.alloc` and `MR(pd, length, access)` give out.
         watch_writes: a plain RDMA WRITE of mine ends the `sleep` of its target when it is placed, as a
             program that polls memory would notice it. Costs no virtual time.
+        canary: find memory of a send that was changed before its completion; by default as the
+            configuration's `check_races`.
 
     Attributes:
         tally: what was posted and how it ended; `check()` holds it against the completion rule.
@@ -102,6 +72,7 @@ class Context(Resource):
         max_mr: int = 64,
         memory_bytes: int = 1 << 20,
         watch_writes: bool = False,
+        canary: bool | None = None,
     ) -> None:
         super().__init__()
         if not (1 <= max_qp <= MAX_QP and 1 <= max_mr <= MAX_MR):
@@ -116,6 +87,7 @@ class Context(Resource):
             Area.HEAP, memory_bytes, f"verbs context of {max_qp} queue pairs", Layout.words(max_qp, max_mr)
         )
         self.layout, self.watch_writes = Layout(word, max_qp, max_mr, self.OWNER), watch_writes
+        self.canary = device.config.check_races if canary is None else canary
         self.tally = Tally()
         self.qps: Slots[QP] = Slots(max_qp)
         self.mrs: Slots[MR] = Slots(max_mr)
@@ -172,6 +144,16 @@ class Context(Resource):
             rank=self.rank,
             now_ps=self.now_ps,
             value=value,
+        )
+
+    def flag_reuse(self, qp_num: int, wr_id: int) -> None:
+        """Raise what a program is told that changed memory it had lent to the NIC. Raises: UsageError."""
+        raise misuse(
+            UsageError,
+            f"verbs: memory of WR {wr_id} of QP {qp_num:#x} was changed before its completion",
+            rank=self.rank,
+            now_ps=self.now_ps,
+            value=wr_id,
         )
 
     # --- memory -----------------------------------------------------------------------------------------

@@ -11,8 +11,6 @@ posted after that is flushed, what is under way drains, then one record without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from emulator.engine.posts import DONE_ALWAYS, ORD_STRONG, ORD_TRACK
@@ -24,10 +22,6 @@ from memsem.verbs.enums import (
     IBV_QPS_RTS,
     IBV_QPT_RC,
     IBV_QPT_UD,
-    IBV_SEND_FENCE,
-    IBV_SEND_INLINE,
-    IBV_SEND_SIGNALED,
-    IBV_SEND_SOLICITED,
     IBV_WC_REM_INV_REQ_ERR,
     IBV_WC_RETRY_EXC_ERR,
     IBV_WC_RNR_RETRY_EXC_ERR,
@@ -35,117 +29,30 @@ from memsem.verbs.enums import (
     IBV_WC_WR_FLUSH_ERR,
     ibv_wc_status,
 )
+from memsem.verbs.jetty_wr import JettyWR, JfsWr, Sge, TargetJetty, WrFlag, import_jetty, local_sge
 from memsem.verbs.qp import QP
 from memsem.verbs.qpcap import AHAttr, QPAttr, QPCap, QPInitAttr
 from memsem.verbs.rows import Path
 from memsem.verbs.sending import Sender
 from memsem.verbs.urma import (
     ATOMIC_OPERATION,
-    VERBS_OPCODE,
     Context,
     CrStatus,
     JettyState,
     Jfc,
-    Opcode,
-    Segment,
     TargetSegment,
     TransMode,
 )
-from memsem.verbs.wr import SGE, WC, RecvWR, SendWR
+from memsem.verbs.wr import WC, RecvWR, SendWR
 
 if TYPE_CHECKING:
     from emulator.posting import InboxRecord
     from emulator.transport import Bytes
 
+__all__ = ["Jetty", "JfsWr", "Sge", "TargetJetty", "WrFlag", "import_jetty"]
 _ORDERS = (0, ORD_TRACK, ORD_TRACK | ORD_STRONG)
 _ALL_REMOTE = 14
 _QKEY = 0
-
-
-@dataclass(frozen=True)
-class TargetJetty:
-    """An imported jetty: number `jetty_id` of `rank`."""
-
-    rank: int
-    jetty_id: int
-
-
-def import_jetty(context: Context, jetty: Sequence[int]) -> TargetJetty:
-    """Return a jetty of another rank, from its `Jetty.id`."""
-    context.charge("import_jetty")
-    return TargetJetty(int(jetty[0]), int(jetty[1]))
-
-
-@dataclass(frozen=True)
-class Sge:
-    """`length` bytes at `offset` of a segment, mine or imported."""
-
-    seg: Segment | TargetSegment
-    length: int
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class WrFlag:
-    """`urma_jfs_wr_flag_t`: place_order 0 none, 1 relaxed, 2 strong."""
-
-    place_order: int = 0
-    comp_order: bool = False
-    fence: bool = False
-    solicited_enable: bool = False
-    complete_enable: bool = True
-    inline_flag: bool = False
-
-
-@dataclass(frozen=True)
-class JfsWr:
-    """A request.
-
-    Args:
-        opcode: `Opcode`. tjetty: where to (RM, UM). user_ctx: returned in the record.
-        local: my memory: source of a send or write, destination of a read or atomic.
-        remote: the one remote element of a write, read or atomic.
-        imm_data: 32 bits. operand, compare: of an atomic.
-    """
-
-    opcode: Opcode
-    tjetty: TargetJetty | None = None
-    user_ctx: int = 0
-    local: Sequence[Sge] = ()
-    remote: Sge | None = None
-    imm_data: int = 0
-    operand: int = 0
-    compare: int = 0
-    flag: WrFlag = field(default_factory=WrFlag)
-
-
-class _JettyWR(SendWR):
-    """A request as verbs know it, with what they do not know."""
-
-    def __init__(self, wr: JfsWr) -> None:
-        flag, verbs = wr.flag, VERBS_OPCODE[wr.opcode]
-        bits = (
-            IBV_SEND_SIGNALED * flag.complete_enable
-            | IBV_SEND_FENCE * flag.fence
-            | IBV_SEND_SOLICITED * flag.solicited_enable
-            | IBV_SEND_INLINE * flag.inline_flag
-        )
-        elements = [_local(sge) for sge in wr.local]
-        super().__init__(wr.user_ctx, verbs, len(elements), wr.imm_data, elements, bits)
-        self.urma = wr
-        if wr.remote is not None and isinstance(wr.remote.seg, TargetSegment):
-            self.set_wr_rdma(wr.remote.seg.key, wr.remote.seg.addr + wr.remote.offset)
-        self.remote.compare_add = wr.compare if wr.opcode == Opcode.CAS else _operand(wr)
-        self.remote.swap = wr.operand
-
-
-def _operand(wr: JfsWr) -> int:
-    return -wr.operand if wr.opcode == Opcode.FSUB else wr.operand
-
-
-def _local(sge: Sge) -> SGE:
-    assert isinstance(sge.seg, Segment), "a local element names a segment of mine"
-    return SGE(sge.seg.buf + sge.offset, sge.length, sge.seg.lkey)
 
 
 class _Unordered(SendQueue):
@@ -175,7 +82,7 @@ class _JettySender(Sender):
         self._jetty = jetty
 
     def _row(self, wr: SendWR, entry: SendEntry) -> tuple[rows.Row, Bytes | None]:
-        assert isinstance(wr, _JettyWR)
+        assert isinstance(wr, JettyWR)
         jetty, request = self._jetty, wr.urma
         if jetty.mode == TransMode.RM:
             jetty.note_order(entry.number, request.flag.comp_order)
@@ -200,7 +107,7 @@ class _JettySender(Sender):
         return row, data
 
     def _path(self, wr: SendWR) -> Path:
-        assert isinstance(wr, _JettyWR)
+        assert isinstance(wr, JettyWR)
         target = wr.urma.tjetty
         if self._jetty.mode == TransMode.RC or target is None:
             return self._jetty.path()
@@ -277,7 +184,7 @@ class Jetty(QP):
         """
         chain: SendWR | None = None
         for wr in reversed(wrs):
-            one = _JettyWR(wr)
+            one = JettyWR(wr)
             if self.mode == TransMode.RC:
                 missing = self.attr.ah_attr.dlid == 0
             else:
@@ -292,7 +199,7 @@ class Jetty(QP):
 
     def post_jetty_recv_wr(self, user_ctx: int, *local: Sge) -> None:
         """Post a receive; see `QP.post_recv`."""
-        self.post_recv(RecvWR(user_ctx, len(local), [_local(sge) for sge in local]))
+        self.post_recv(RecvWR(user_ctx, len(local), [local_sge(sge) for sge in local]))
 
     def modify_jetty(self, state: JettyState) -> None:
         """READY after everything has drained, or ERROR: receives are flushed, what is under way drains.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from emulator.errors import UsageError, misuse
 from memsem.verbs.enums import (
     IBV_ACCESS_LOCAL_WRITE,
     IBV_ACCESS_REMOTE_ATOMIC,
@@ -77,12 +78,10 @@ class MR(Resource):
         at = int(buffer.__array_interface__["data"][0]) - int(heap.__array_interface__["data"][0])
         contiguous = buffer.flags.c_contiguous or buffer.flags.f_contiguous
         if not contiguous or not 0 <= at <= at + buffer.nbytes <= heap.size:
-            raise PyverbsUserError(
+            raise self._misuse(
                 f"MR: the buffer (shape {buffer.shape}) is not a contiguous view of this rank's heap; "
                 f"use PD.alloc, MR(pd, length, access) or a window's local array",
-                rank=self.context.rank,
-                now_ps=self.context.now_ps,
-                value=at,
+                at,
             )
         return at, buffer.nbytes
 
@@ -128,12 +127,13 @@ class MR(Resource):
 
     def _check(self, length: int, offset: int, most: int) -> None:
         if offset < 0 or not 0 <= length <= most or offset + length > self.length:
-            raise PyverbsUserError(
-                f"MR: bytes {offset} to {offset + length} are not in a region of {self.length}",
-                rank=self.context.rank,
-                now_ps=self.context.now_ps,
-                value=offset,
+            raise self._misuse(
+                f"MR: bytes {offset} to {offset + length} are not in a region of {self.length}", offset
             )
+
+    def _misuse(self, message: str, value: int) -> UsageError:
+        where = {"rank": self.context.rank, "now_ps": self.context.now_ps}
+        return misuse(PyverbsUserError, message, value=value, **where)
 
     def _close(self) -> None:
         self.context.post_local({self.context.layout.mr_word(self._slot): 0})

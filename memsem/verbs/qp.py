@@ -11,6 +11,7 @@ Source: ibv_create_qp(3), ibv_modify_qp(3), ibv_destroy_qp(3); pyverbs/qp.pyx.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +37,7 @@ from memsem.verbs.qp_state import is_receiving, may_post_recv
 from memsem.verbs.qpcap import QPAttr as QPAttr
 from memsem.verbs.qpcap import QPCap as QPCap
 from memsem.verbs.qpcap import QPInitAttr as QPInitAttr
-from memsem.verbs.receiving import allowed, post_receives, scatter
+from memsem.verbs.receiving import allowed, gather, post_receives, scatter
 from memsem.verbs.users import decode_message
 from memsem.verbs.verbs_error import QPStateError
 from memsem.verbs.wcs import failed_wc, receive_wc, send_wc
@@ -123,6 +124,8 @@ class QP(QueuePair):
             status = IBV_WC_WR_FLUSH_ERR
         if entry.opcode in FETCHES and self.context.device.memory.is_expected(record.seq):
             status = self._land_fetch(entry, record, status)
+        if self.context.canary:
+            self._watch_reuse(entry)
         if self.sends.finish(entry, status):
             wc = send_wc(entry, status, self.qp_num, record)
             self.scq.push(wc, lambda: self.sends.retire(number))
@@ -130,6 +133,15 @@ class QP(QueuePair):
             self._send_failed(status)
         if self.state == IBV_QPS_SQD:
             self._report_drained()
+
+    def _watch_reuse(self, entry: SendEntry) -> None:
+        """Has the memory of what ends now been changed by the program?"""
+        for ended in self.sends.ended_with(entry):
+            if ended.canary is None:
+                continue
+            now = self.context.device.rows.checksum(gather(self.context, ended.source))
+            if now != ended.canary:
+                self.context.later(partial(self.context.flag_reuse, self.qp_num, ended.wr_id))
 
     def _land_fetch(self, entry: SendEntry, record: InboxRecord, status: ibv_wc_status) -> ibv_wc_status:
         """What a read or atomic brought goes to the caller's memory, if that is still registered."""

@@ -148,7 +148,7 @@ class Sender:
             closed=entry.verdict is not None,
             watched=self._context.watch_writes,
         )
-        return row, None if wr.opcode in FETCHES or not entry.nbytes else gather(self._context, wr.sg)
+        return row, None if wr.opcode in FETCHES else self._payload(wr, entry)
 
     def _path(self, wr: SendWR) -> Path:
         """Where a request of a reliable queue pair goes."""
@@ -166,8 +166,17 @@ class Sender:
         path = qp.path(wr.remote.ah.peer, wr.remote.qpn)
         inline = bool(wr.send_flags & IBV_SEND_INLINE)
         shape = self._context.shape("send", entry.nbytes, inline, path.peer)
-        data = gather(self._context, wr.sg) if entry.nbytes else None
-        return rows.datagram(wr, entry.nbytes, path, self._context.layout, shape), data
+        row = rows.datagram(wr, entry.nbytes, path, self._context.layout, shape)
+        return row, self._payload(wr, entry)
+
+    def _payload(self, wr: SendWR, entry: SendEntry) -> Bytes | None:
+        """What travels; and what the memory must still hold when the request ends, if somebody asks."""
+        if not entry.nbytes:
+            return None
+        data = gather(self._context, wr.sg)
+        if self._context.canary and not wr.send_flags & IBV_SEND_INLINE:
+            entry.source, entry.canary = tuple(wr.sg), self._context.device.rows.checksum(data)
+        return data
 
     # --- out --------------------------------------------------------------------------------------------
 

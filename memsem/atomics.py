@@ -89,7 +89,6 @@ class Atomics(Signals):
 
     def _silent(self, dst: int, offset: int, operation: int, value: int, order: Order) -> None:
         self._started(dst, offset, operation, value, 0, order)
-        self._ops.note_atomic(self._rank(dst))
 
     def _fetching(self, dst: int, offset: int, operation: int, value: int, compare: int, order: Order) -> int:
         _, finish = self._start(dst, offset, operation, value, compare, order)
@@ -117,7 +116,7 @@ class Atomics(Signals):
         ops.enter()
         ops.make_room()
         flags = OrderFlags.of(order)
-        fields = {"order": flags.bits, "rd_below": ops.rd_below(home, flags.fence)}
+        fields = {"order": flags.bits, "rd_below": int(flags.fence)}
         if device.fence_seq:  # a request is faster than a put: even the fabric's own order needs it
             fields |= {"order": flags.bits | ORD_FENCE, "fence": device.fence_seq}
         fields |= ops.atomic_shape(home)._asdict()

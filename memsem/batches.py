@@ -115,6 +115,7 @@ class Batches(Movement):
         lows, sizes = self._base + offsets * item, counts * item
         posts = new_posts(len(homes), kind=K_PUT, peer=homes, nbytes=charged, offset=lows, real_bytes=sizes,
                           order=flags.bits, value=values)  # fmt: skip
+        posts["rd_below"] = int(flags.fence)
         if words is not None:
             posts["word"], posts["op"] = words, op
         self._fill_shapes(posts, engine, cores, flags, words is not None)
@@ -139,7 +140,6 @@ class Batches(Movement):
             ops.count(shape, signals * count, count)
             for name, value in shape._asdict().items():
                 posts[name][mine] = value
-            posts["rd_below"][mine] = ops.rd_below(home, flags.fence)
             if flags.complete:
                 posts["stream"][mine] = ops.stream(home)
 

@@ -100,7 +100,7 @@ class Movement(Ordering):
         charged = self._charge(charge, data.nbytes)
         shape = ops.shape("put", home, charged, engine, cores)
         ops.enter()
-        low, rd_below = self._byte(offset), ops.rd_below(home, flags.fence)
+        low, rd_below = self._byte(offset), int(flags.fence)
         ops.count(shape, int(word is not None))
         if shape == PLAIN and flags == UNORDERED and not (nbi or imm or rd_below):
             self._device.put(home, low, data, charged, word, op, value)
@@ -183,8 +183,10 @@ class Movement(Ordering):
         """Start a `get` into `out`; arguments and errors as there.
 
         Completion: `out` holds the data after `wait` of the result or `quiet`, and must not be used before.
+        With 96 of mine under way, one more first waits for the oldest.
         """
         flat, flags, home = self._out("get_nbi", out, None), OrderFlags.of(order), self._rank(src_rank)
+        self._ops.make_room()
         handle, record = self._start_get(
             "get_nbi", home, offset, out.size, charge_bytes, engine, cores, flags, Kind.GET_NBI
         )

@@ -90,12 +90,11 @@ class Operations:
         self._thread = threading.get_ident()
         self._windows = 0
         self._tracked: dict[int, Pending] = {}
+        self._untracked: list[Pending] = []
         self._gets: dict[int, Pending] = {}
         self._sources: list[Watched] = []
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._streams: dict[int, int] = {}
-        self._held_after: set[int] = set()
-        self._atomics: set[int] = set()
         self.immediates: dict[int, list[InboxRecord]] = {}
         self.world: World | None = None
         config = device.config
@@ -149,10 +148,6 @@ class Operations:
             self._streams[home] = self.device.new_stream()
         return self._streams[home]
 
-    def rd_below(self, home: int, wanted: bool) -> int:
-        """1 when an operation to `home` has to start after the answers to earlier gets and atomics."""
-        return int(wanted or home in self._held_after)
-
     def count(self, shape: Shape, signals: int, posts: int = 1) -> None:
         """Count the transactions of `posts` operations."""
         if shape.unit >= 0:
@@ -179,6 +174,8 @@ class Operations:
         pending.handle = seq
         if seq >= 0:
             self._tracked[seq] = pending
+        else:
+            self._untracked.append(pending)
         if self.check is not None:
             self._sources.append(Watched(data, self._checksum(data), record, home, low))
         return pending
@@ -190,13 +187,9 @@ class Operations:
         return pending
 
     def make_room(self) -> None:
-        """Before one more atomic: finish the oldest where many are under way."""
+        """Before one more get or atomic: finish the oldest where many are under way."""
         while len(self._gets) >= MAX_ATOMICS:
             self._finish_get(next(iter(self._gets.values())))
-
-    def note_atomic(self, home: int) -> None:
-        """An atomic that nobody waits for is under way: a later fence has to hold back what follows."""
-        self._atomics.add(home)
 
     def _checksum(self, array: npt.NDArray[Any]) -> int:
         return int(self.device.rows.checksum(as_bytes(array)))
@@ -234,7 +227,6 @@ class Operations:
     def fence(self) -> None:
         """Order my puts, signals and atomics to each target."""
         self.device.fence()
-        self._held_after |= self._atomics
         self.note(Kind.FENCE)
 
     def quiet(self) -> None:
@@ -245,11 +237,10 @@ class Operations:
     def _completed(self) -> None:
         for pending in list(self._gets.values()):
             self._finish_get(pending)
-        for pending in self._tracked.values():
+        for pending in (*self._tracked.values(), *self._untracked):
             pending.is_done = True
         self._tracked.clear()
-        self._held_after.clear()
-        self._atomics.clear()
+        self._untracked.clear()
         self._check_sources(None)
         self.note(Kind.QUIET)
 
@@ -271,6 +262,11 @@ class Operations:
         self._sources = rest
 
     # --- the race checker's records ---------------------------------------------------------------------
+
+    def note_message(self, kind: Kind, peer: int, number: int) -> None:
+        """Tell the checker of a message: Kind.SEND to `peer`, or Kind.RECEIVE from it, number `number` of
+        those between the two. What the sender had complete is then complete for the receiver."""
+        self.note(kind, home=peer, low=number)
 
     def note(self, kind: Kind, **fields: int) -> int:
         """Record what I do, if anybody looks; returns the record's number, -1 without."""

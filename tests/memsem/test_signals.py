@@ -300,3 +300,58 @@ def test_resetting_a_signal_needs_an_acknowledgement(transport, engine):
     epochs none is lost. Shown to fail with a reset that only takes effect at the next wait."""
     ran = run_ranks(2, RESET, transport=transport, engine=engine, delivery="adversarial")
     assert ran.reports[1]["lost"] == 1
+
+
+MANY = """
+import numpy as np, emulator
+from memsem import Window
+device = emulator.init()
+me = device.rank
+window = Window.create(6000, np.int64)
+device.barrier()
+if me == 0:
+    pending = [window.put_nbi(1, [k], k) for k in range(3000)]           # more than are reported one by one
+    for k in (2999, 0, 1500):
+        pending[k].wait()
+        assert window.get(1, k, 1)[0] == k and pending[k].is_done
+    outs = [np.zeros(1, np.int64) for _ in range(400)]                   # more than may be under way
+    gets = [window.get_nbi(1, k, out) for k, out in enumerate(outs)]
+    window.quiet()
+    assert all(p.is_done for p in pending + gets) and [int(o[0]) for o in outs] == list(range(400))
+device.barrier()
+report(ok=True)
+"""
+
+
+@pytest.mark.parametrize(("transport", "engine"), CASES[:2])
+def test_thousands_of_operations_under_way(transport, engine):
+    assert run_ranks(2, MANY, transport=transport, engine=engine).reports[0]["ok"]
+
+
+EXITED = """
+import numpy as np, emulator
+from memsem import OrderFlags, Window
+device = emulator.init()
+window = Window.create(16, np.int64)
+device.barrier()
+if device.rank == 1:
+    device.finish()                                          # runs no more; its memory stays
+    emulator.finalize()
+else:
+    device.sleep_ps(10**9)
+    for engine in ("mte", "dma"):
+        window.put_nbi(1, [1, 2], 0, engine=engine, order=OrderFlags("strong", True)).wait()
+        window.put_signal(1, [3], 2, 0, 1, engine=engine)
+        window.write_imm(1, [4], 3, 9, engine=engine)
+    window.add(1, 4, 5)
+    window.fence()
+    assert window.fetch_add(1, 4, 1) == 5
+    window.quiet()
+    assert window.get(1, 0, 5).tolist() == [1, 2, 3, 4, 6]
+    report(ok=True)
+"""
+
+
+@pytest.mark.parametrize(("transport", "engine"), CASES[:2])
+def test_a_rank_that_has_exited_is_served(transport, engine):
+    assert run_ranks(2, EXITED, transport=transport, engine=engine).reports[0]["ok"]

@@ -52,6 +52,7 @@ class Access:
         self._device, self._base, self._first_word = device, base, first_word
         self.shape, self.dtype, self.num_signals = shape, dtype, signals
         self.size, self.team, self._piece = math.prod(shape), team, piece
+        self._freed = False
         self._ops = Operations.of(device)
         self._id = self._ops.next_window()
 
@@ -70,7 +71,7 @@ class Access:
         return misuse(kind, message, rank=self._device.rank, now_ps=self._device.now_ps, value=value)
 
     def _check_open(self) -> None:
-        if self._piece is not None and self._piece.freed:
+        if self._freed or (self._piece is not None and self._piece.freed):
             raise self._error(OffsetError, "window: its memory has been freed", self._base)
 
     def _source(self, src: npt.ArrayLike) -> Array:

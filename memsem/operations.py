@@ -105,9 +105,9 @@ class Operations:
     @classmethod
     def of(cls, device: Device) -> Operations:
         """Return the device's, made at the first call."""
-        found = vars(device).get("_windows")
+        found = device.library.get(cls)
         if found is None:
-            found = vars(device)["_windows"] = cls(device)
+            found = device.library[cls] = cls(device)
         assert isinstance(found, Operations)
         return found
 
@@ -182,6 +182,7 @@ class Operations:
 
     def started_get(self, handle: int, record: int, finish: Callable[[], Any]) -> Pending:
         """A get or fetching atomic is under way; `finish` waits for it and returns its result."""
+        self.device.posting.unquiet = True
         pending = self._gets[handle] = Pending(self, record)
         pending.handle, pending.finish = handle, finish
         return pending
@@ -245,10 +246,9 @@ class Operations:
         self.note(Kind.QUIET)
 
     def _met(self) -> None:
-        """A barrier has ended; it has completed my puts."""
-        if self._gets:
-            self.device.quiet()
-        self._completed()
+        """A barrier has ended, which completes what I posted; or an exchange, which completes nothing."""
+        if not self.device.posting.unquiet:
+            self._completed()
         self.note(Kind.BARRIER)
 
     def _check_sources(self, record: int | None) -> None:

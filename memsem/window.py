@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 import emulator
 from emulator import Device
-from emulator.errors import DtypeError, SizeError, misuse
+from emulator.errors import DtypeError, SizeError, StateError, misuse
 from emulator.transport import Area
 from memsem.access import Array
 from memsem.atomics import Atomics
@@ -69,11 +69,25 @@ class Window(Atomics):
             message = f"window: sizes must not be negative, got shape {shape} and {signals} signals"
             raise misuse(SizeError, message, rank=device.rank, now_ps=device.now_ps, value=(shape, signals))
         cls.check_dtype(device, kind)
-        what = f"window {shape} {kind.str if kind.names is None else kind.descr}"
-        base, word, _ = device.symmetric.carve(
-            Area.HEAP, math.prod(shape) * kind.itemsize, what, words=signals
-        )
+        nbytes, what = math.prod(shape) * kind.itemsize, _named(shape, kind)
+        base, word, _ = device.symmetric.carve(Area.HEAP, nbytes, what, words=signals)
         return cls(device, shape, kind, base, word, signals, team)
+
+    def free(self) -> None:
+        """Give memory and signal words back on all ranks (collective: completes what I have posted, and costs
+        a barrier). Every later call raises OffsetError.
+
+        Raises:
+            StateError: a view of a heap's piece (free the piece). UsageError: ranks differ.
+        """
+        self._check_open()
+        if self._piece is not None:
+            raise self._error(StateError, "window: a view of a piece ends with the piece", self._base)
+        self._ops.enter()
+        self._ops.quiet()
+        where = Area.HEAP, self._base, self.size * self.dtype.itemsize, _named(self.shape, self.dtype)
+        self._device.symmetric.release(*where, self._first_word, self.num_signals)
+        self._freed = True
 
     @staticmethod
     def check_dtype(device: Device, kind: np.dtype[Any]) -> None:
@@ -117,3 +131,8 @@ class Window(Atomics):
     def _note_own(self, kind: Kind, offset: int, count: int) -> None:
         low = self._byte(offset)
         self._ops.note(kind, home=self._device.rank, low=low, high=low + count * self.dtype.itemsize)
+
+
+def _named(shape: tuple[int, ...], kind: np.dtype[Any]) -> str:
+    """What the ranks must agree on."""
+    return f"window {shape} {kind.str if kind.names is None else kind.descr}"

@@ -148,3 +148,43 @@ report(ok=True)
 @multirank
 def test_ranks_that_ask_for_different_things_are_told():
     assert len(run_ranks(2, UNLIKE).reports) == 2
+
+
+WINDOWS = """
+import numpy as np, emulator, pytest
+from emulator.errors import OffsetError, StateError
+from memsem import SymmetricHeap, Window
+device = emulator.init()
+me, n = device.rank, device.num_ranks
+right = (me + 1) % n
+for round in range(20):                                      # far more than fit side by side
+    window = Window.create(1 << 17, np.int64, signals=100)
+    window.put_signal(right, [round], 5, 99, 1)
+    assert window.signal_wait_until(99, "eq", 1, timeout_ps=10**9) == 1
+    assert window.local[5] == round
+    out = np.zeros(1, np.int64)
+    window.get_nbi(right, 5, out)                            # completed by free
+    window.free()
+    assert out[0] == round
+    with pytest.raises(OffsetError, match="has been freed"):
+        window.get(0)
+    with pytest.raises(OffsetError, match="has been freed"):
+        window.free()
+view = SymmetricHeap.create(64).alloc(8).view()
+with pytest.raises(StateError, match="ends with the piece"):
+    view.free()
+pending = Window.create(4, np.int64).put_nbi(right, [1])
+device.exchange(0, None, 0)                                  # meets, and completes nothing
+seen = pending.is_done
+device.barrier()
+assert pending.is_done
+report(ok=True, seen=seen)
+"""
+
+
+@multirank
+@pytest.mark.parametrize(("transport", "engine"), CASES)
+def test_windows_are_given_back(transport, engine):
+    """open-mpi/ompi #10328 for windows. Shown to fail with a free that leaves the range open."""
+    ran = run_ranks(2, WINDOWS, transport=transport, engine=engine, heap_bytes=1 << 21)
+    assert [r["ok"] for r in ran.reports.values()] == [True] * 2

@@ -208,6 +208,20 @@ def test_retried_for_ever(kind):
     assert here[-1].call == there[-1].call == "deadlock"
 
 
+def test_retried_for_ever_while_all_poll(kind):
+    """Polls in vain and retries in vain are no progress either."""
+
+    def polls(*rows):
+        if rows:
+            yield post(*rows)
+        while True:
+            yield "test", {"word": 0, "cmp": 0, "value": 1}
+
+    cfg = machine(poll_price_ps=50, poll_max_polls=20, livelock_polls=10)
+    (here, there), _ = play(cfg, kind, polls(SEND | {"rnr_retries": FOR_EVER}), polls())
+    assert here[-1].call == there[-1].call == "deadlock"
+
+
 def test_order_holds_across_retries(kind):
     """A later send of the queue waits at the target until the earlier one got its receive."""
 

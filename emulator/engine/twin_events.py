@@ -30,25 +30,6 @@ class Op:
         epoch: -1, or when a send that is retried for ever was last refused (see `Order.idle`).
     """
 
-    __slots__ = (
-        *(
-            "kind",
-            "poster",
-            "peer",
-            "nbytes",
-            "seq",
-            "plane",
-            "post",
-            "posted",
-            "ref",
-            "log_kind",
-            "op",
-            "word",
-        ),
-        *("value", "compare", "blocking", "finished", "void", "silent", "status", "old", "rnr_left"),
-        *("lost_left", "pair", "epoch"),
-    )
-
     def __init__(self, kind: int, poster: int, peer: int, nbytes: int, seq: int, post: Any = BLANK) -> None:
         self.kind, self.poster, self.peer, self.nbytes, self.seq = kind, poster, peer, nbytes, seq
         self.post, self.posted, self.plane = post, 0, post.plane
@@ -62,9 +43,9 @@ class Op:
         self.epoch = -1
 
     def __reduce__(self) -> Any:
-        blank = self.post is BLANK
-        state = (None if blank else tuple(self.post), *(getattr(self, name) for name in _STATE))
-        return _restore, state
+        state = self.__dict__.copy()
+        post = state.pop("post")
+        return _restore, (None if post is BLANK else tuple(post), state)
 
     def with_log(self, ref: LogRef | None) -> "Op":
         """The same with an entry of a `put` or `get` for the target's apply log."""
@@ -89,14 +70,9 @@ class Op:
         return bool(self.kind == K_SEND and self.post.pull_bytes)
 
 
-_STATE = tuple(name for name in Op.__slots__ if name != "post")
-
-
-def _restore(post: Any, *values: Any) -> Op:
+def _restore(post: Any, state: dict[str, Any]) -> Op:
     op: Op = Op.__new__(Op)
-    op.post = BLANK if post is None else Post._make(post)
-    for name, value in zip(_STATE, values, strict=True):
-        setattr(op, name, value)
+    op.__dict__.update(state, post=BLANK if post is None else Post._make(post))
     return op
 
 

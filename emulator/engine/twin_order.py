@@ -27,6 +27,7 @@ from emulator.engine.posts import (
     ST_RNR,
 )
 from emulator.engine.twin_events import (
+    BLANK,
     S_ACK,
     S_ATOMIC,
     S_DELIVER,
@@ -110,6 +111,8 @@ class Order(Streams):
 
     def admitted(self, t: int, key: int, p: int, op: Op) -> bool:
         """May `op` act at p now? If not, it was dropped, held or refused."""
+        if op.post is BLANK:
+            return True
         if (op.poster, op.post.stream) in self.failed:
             self.leave_no_trace(t, key, p, op)
             if op.post.done != DONE_SENT:

@@ -220,7 +220,9 @@ class Jetty(QP):
                 state,
             )
         if self.mode == TransMode.RC and self.jetty_state != JettyState.READY:
+            self.context.device.engine.retire(self._stream)
             self._fresh()
+        self._sender.recover()
         self._ready()
 
     # --- completions --------------------------------------------------------------------------------------
@@ -271,8 +273,10 @@ class Jetty(QP):
     def _fail_later(self) -> None:
         """A bad message fails its receive, not a jetty that many send to."""
         if self.mode != TransMode.RM:
+            self._stop(JettyState.ERROR)
             super()._fail_later()
 
     def on_refused(self, record: InboxRecord) -> None:
         if self.mode == TransMode.RC:
             super().on_refused(record)
+            self._tell_done(record.time_ps)

@@ -33,7 +33,7 @@ from memsem.verbs.enums import (
     ibv_qp_state,
     ibv_qp_type,
 )
-from memsem.verbs.keys import RNR_TIMER_PS, QPNumber, state_value
+from memsem.verbs.keys import RNR_TIMER_PS, QPNumber, decode_qp, state_value
 from memsem.verbs.pd import PD
 from memsem.verbs.qp_attr import apply_attributes, check_values
 from memsem.verbs.qp_state import check, is_receiving, required_mask
@@ -80,8 +80,8 @@ class QueuePair(Resource):
         taken = self.context.qps.take(cast("QP", self))
         if taken is None:
             raise self.context.refusal("QP: all are in use; raise max_qp of the Context", 0, errno.ENOMEM)
-        self._number = QPNumber(taken[0], self.srq.slot if self.srq else -1, taken[1])
-        self.qp_num = self._number.encode()
+        self.qp_num = QPNumber(taken[0], self.srq.slot if self.srq else -1, taken[1]).encode()
+        self._number = decode_qp(self.qp_num)  # the generation as senders know it
         self.state = IBV_QPS_RESET
         self.attr = QPAttr(qp_state=IBV_QPS_RESET)
         self.sends = SendQueue(self.cap.max_send_wr, self.context.tally)

@@ -97,6 +97,7 @@ def ud_sqe(rig):
     """A bad key stops the send queue: it fails, those behind it are flushed, receives go on, RTS recovers."""
     s = _pair(rig)
     s.recv(wr_id=50, length=48)
+    s.recv(wr_id=51, length=48)
     if rig.side == 0:
         rig.barrier()
         _send(s, wr_id=1)
@@ -117,7 +118,6 @@ def ud_sqe(rig):
     rig.barrier()
     _send(s, wr_id=9)
     s.scq.wait()
-    s.recv(wr_id=51, length=48)
     return ids(got) + ids(s.rcq.wait())
 
 

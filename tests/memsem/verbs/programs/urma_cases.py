@@ -137,14 +137,23 @@ def bound(rig):
     jetty.bind_jetty(jetties[1 - rig.rank] if rig.rank < 2 else jetties[rig.rank])
     jetty.post_jetty_recv_wr(1, Sge(seg, 64, 1024))
     rig.device.barrier()
-    if rig.rank:
-        return named(recv_jfc.wait_jfc()) if rig.rank == 1 else None
-    jetty.post_jetty_send_wr(
-        JfsWr(Opcode.SEND, None, 1, [Sge(seg, 8)]),
-        JfsWr(Opcode.WRITE, None, 2, [Sge(seg, 8)], Sge(segs[1], 8)),
-        JfsWr(Opcode.SEND, None, 3, [Sge(seg, 8)]),
-    )
-    return named(jfc.wait_jfc(4)), refused
+    if rig.rank > 1:
+        rig.device.barrier()
+        rig.device.barrier()
+        return None
+    if rig.rank == 0:
+        jetty.post_jetty_send_wr(
+            JfsWr(Opcode.SEND, None, 1, [Sge(seg, 8)]),
+            JfsWr(Opcode.WRITE, None, 2, [Sge(seg, 8)], Sge(segs[1], 8)),
+            JfsWr(Opcode.SEND, None, 3, [Sge(seg, 8)]),
+        )
+    first = named(jfc.wait_jfc(1 if rig.rank else 4)), named(recv_jfc.wait_jfc(1))
+    rig.device.barrier()
+    jetty.modify_jetty(JettyState.READY)  # both ends start anew, bound as before
+    jetty.post_jetty_recv_wr(9, Sge(seg, 64, 1024))
+    rig.device.barrier()
+    jetty.post_jetty_send_wr(JfsWr(Opcode.SEND, None, 7, [Sge(seg, 8)]))
+    return *first, named(jfc.wait_jfc()) + named(recv_jfc.wait_jfc()), refused
 
 
 def order_flags(rig):
@@ -169,12 +178,16 @@ def order_flags(rig):
 
 
 def datagram(rig):
+    """One too long first: the jetty is in error, drains, and starts anew."""
     jfc, recv_jfc, jetty, seg, jetties, _ = rig.setup(TransMode.UM)
     jetty.post_jetty_recv_wr(1, Sge(seg, 128, 1024))
     rig.device.barrier()
     if rig.rank == 0:
+        jetty.post_jetty_send_wr(JfsWr(Opcode.SEND, jetties[1], 3, [Sge(seg, 4096), Sge(seg, 8)]))
+        failed = named(jfc.wait_jfc(2))
+        jetty.modify_jetty(JettyState.READY)
         jetty.post_jetty_send_wr(JfsWr(Opcode.SEND_IMM, jetties[1], 4, [Sge(seg, 8)], imm_data=6))
-        return named(jfc.wait_jfc())
+        return failed + named(jfc.wait_jfc())
     return [(cr.status.name, cr.imm_data) for cr in recv_jfc.wait_jfc()] if rig.rank == 1 else None
 
 

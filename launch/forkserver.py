@@ -41,7 +41,7 @@ from typing import Any
 from launch import board, image, osproc, paths, wire
 from launch.jobtable import JobTable
 from launch.rankmain import OWN_PACKAGES
-from launch.template import MAX_MESSAGE, Template, hand_down
+from launch.template import MAX_MESSAGE, Template, hand_down, prepare, serves_replay
 
 _IDLE_S = 60.0
 _STATUS_EVERY_S = 0.1
@@ -153,19 +153,30 @@ class Server:
         table = JobTable(num_local, shm)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE)
+        accelerated = self._prepare_here(hello, table, shm, num_local)
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._be_template(server, theirs, ours, hello, table, shm, num_local, foreign)
+            self._be_template(server, theirs, ours, hello, table, shm, num_local, foreign, accelerated)
         theirs.close()
         job = _Job(namespace, pid, ours, num_local, table, shm, hello.get("PMIX_SERVER_TMPDIR"))
         self.jobs[namespace] = self.templates[pid] = job
         return job
 
+    def _prepare_here(self, hello: wire.Hello, table: JobTable, shm: Path, num_local: int) -> bool | None:
+        """Prepare the replay of a server that serves one run, so that template and server share its memory
+        (120 MB); None where the template is to do it."""
+        if self.owner is None or self.templates or not serves_replay(hello):
+            return None
+        try:
+            return prepare(hello, table, str(shm), num_local)
+        except Exception:
+            return None
+
     def _be_template(
         self, server: int, channel: socket.socket, ours: socket.socket, hello: wire.Hello, *job: Any
     ) -> None:
-        table, shm, num_local, foreign = job
+        table, shm, num_local, foreign, accelerated = job
         try:
             osproc.die_with_parent(server)
             os.setsid()  # marks every process of the job, see _end_job
@@ -181,7 +192,10 @@ class Server:
                     f.close()
             for fd in (self.wake_r, self.wake_w, *foreign):
                 os.close(fd)
-            Template(channel, hello, table, str(shm), num_local, own_stdin=self.owner is not None).run()
+            if accelerated is None:
+                accelerated = prepare(hello, table, str(shm), num_local)
+            own_stdin = self.owner is not None
+            Template(channel, accelerated, table, str(shm), num_local, own_stdin).run()
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -49,12 +49,67 @@ class _Rank:
     local: int
 
 
+def prepare(hello: wire.Hello, table: JobTable, shm: str, num_local: int) -> bool:
+    """Take on a job's environment and do once what all of its ranks would do, in the process to fork from.
+
+    Returns:
+        whether the job's start is accelerated.
+    """
+    _take_environment(hello, shm)
+    accelerated = _set_up_mpi(hello, table)
+    sys._clear_type_cache()  # else each rank writes to every name it evicts
+    if num_local > 1:
+        _make_ahead(hello)
+    dense.fill_holes()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    if image.take():
+        spare.returners[:] = [image.give_back]
+    osproc.collapse_heap()  # again: what the set-up has written was split into small pages
+    return accelerated
+
+
+def _set_up_mpi(hello: wire.Hello, table: JobTable) -> bool:
+    env = {os.fsdecode(k): os.fsdecode(v) for k, v in hello.environment.items()}
+    num_ranks = hello.number("OMPI_COMM_WORLD_SIZE", 1)
+    parts = board.parts_for(env) if "PMIX_NAMESPACE" in env and num_ranks > 1 else ""
+    if parts:
+        board.create(num_ranks, env["PMIX_NAMESPACE"], parts, os.environ[_SM_DIRECTORY])
+    table.set_accelerated(bool(parts))
+    if env.get("SUPERPOD_ACCELERATE", "1") != "0" and "PMIX_NAMESPACE" in env:
+        mpi = ctypes.CDLL("libmpi.so.40", os.RTLD_NOLOAD | os.RTLD_NOW)
+        mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
+    return bool(parts)
+
+
+def _take_environment(hello: wire.Hello, shm: str) -> None:
+    osproc.replace_environment(hello.environment)
+    for component in ("btl_sm", "osc_sm", "osc_rdma"):
+        os.environ.setdefault(f"OMPI_MCA_{component}_backing_directory", shm)
+
+
+def serves_replay(hello: wire.Hello) -> bool:
+    """Whether a job's ranks serve a replay, whose common parts can be made ahead."""
+    argv = [os.fsdecode(a) for a in hello.argv]
+    return argv[:2] == ["-m", "serving"] and len(argv) == 3
+
+
+def _make_ahead(hello: wire.Hello) -> None:
+    """Make once what every rank of a replay would make; what fails here fails again, and visibly, in the
+    ranks."""
+    if serves_replay(hello):
+        directory = os.path.join(os.fsdecode(hello.cwd), os.fsdecode(hello.argv[2]))
+        with contextlib.suppress(Exception):
+            importlib.import_module("serving.rehearsal").make_ready(directory)
+
+
 class Template:
     """State of one job's template.
 
     Args:
         channel: SEQPACKET socket on which the server hands stubs down.
-        hello: what the job's first stub sent; its environment is the job's.
+        accelerated: what `prepare` has returned, here or in the process this one was forked from.
         table: the job's counters, shared with the server and the ranks.
         shm: the job's directory in /dev/shm.
         num_local: ranks of the job on this host.
@@ -64,7 +119,7 @@ class Template:
     def __init__(
         self,
         channel: socket.socket,
-        hello: wire.Hello,
+        accelerated: bool,
         table: JobTable,
         shm: str,
         num_local: int,
@@ -78,9 +133,7 @@ class Template:
         self.ranks: dict[int, _Rank] = {}  # by descriptor of the stub's connection
         self.by_pid: dict[int, _Rank] = {}
         self.pid = os.getpid()
-        self._set_up_job(hello)
-        sys._clear_type_cache()  # else each rank writes to every name it evicts
-        self._make_ahead(hello)
+        self.accelerated = accelerated
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -88,42 +141,7 @@ class Template:
         self.epoll.register(channel, select.EPOLLIN)
         self.epoll.register(self.wake_r, select.EPOLLIN)
 
-    def _set_up_job(self, hello: wire.Hello) -> None:
-        self._take_environment(hello)
-        env = {os.fsdecode(k): os.fsdecode(v) for k, v in hello.environment.items()}
-        num_ranks = hello.number("OMPI_COMM_WORLD_SIZE", 1)
-        parts = board.parts_for(env) if "PMIX_NAMESPACE" in env and num_ranks > 1 else ""
-        if parts:
-            shm = os.environ[_SM_DIRECTORY]
-            board.create(num_ranks, env["PMIX_NAMESPACE"], parts, shm)
-        self.accelerated = bool(parts)
-        self.table.set_accelerated(self.accelerated)
-        if env.get("SUPERPOD_ACCELERATE", "1") != "0" and "PMIX_NAMESPACE" in env:
-            mpi = ctypes.CDLL("libmpi.so.40", os.RTLD_NOLOAD | os.RTLD_NOW)
-            mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
-
-    def _take_environment(self, hello: wire.Hello) -> None:
-        osproc.replace_environment(hello.environment)
-        for component in ("btl_sm", "osc_sm", "osc_rdma"):
-            os.environ.setdefault(f"OMPI_MCA_{component}_backing_directory", self.shm)
-
-    def _make_ahead(self, hello: wire.Hello) -> None:
-        """Make once what every rank of a replay would make; what fails here fails again, and visibly, in the
-        ranks."""
-        argv = [os.fsdecode(a) for a in hello.argv]
-        if argv[:2] == ["-m", "serving"] and len(argv) == 3 and self.missing > 1:
-            directory = os.path.join(os.fsdecode(hello.cwd), argv[2])
-            with contextlib.suppress(Exception):
-                importlib.import_module("serving.rehearsal").make_ready(directory)
-
     def run(self) -> None:
-        dense.fill_holes()
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        if image.take():
-            spare.returners.append(image.give_back)
-        osproc.collapse_heap()  # again: what the set-up has written was split into small pages
         more, last = True, time.monotonic()
         while more or self.ranks:
             events = self.epoll.poll(-1 if self.ranks else _ABANDONED_S)
@@ -203,7 +221,7 @@ class Template:
                 c.close()
             os.close(self.wake_r)
             os.close(self.wake_w)
-            self._take_environment(hello)
+            _take_environment(hello, self.shm)
             own_stdin = self.own_stdin and hello.number("OMPI_COMM_WORLD_RANK", 0) == 0
             inherit_from(stub_pid, hello, files, own_stdin)
             local = hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)

@@ -99,6 +99,7 @@ long image_take(void) {
     }
     close(fd);
     if (view == MAP_FAILED) return -1;
+    if (image) munmap((void *)image, image_bytes);
     image = view;
     image_bytes = bytes;
     return (long)bytes;

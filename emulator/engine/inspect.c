@@ -98,6 +98,15 @@ void sp_facts(core_t *c, i64 a, i64 b, i64 *out)
 
 i64 sp_version(void) { return SP_VERSION; }
 
+void sp_in_use(local_t *l, i64 *out) /* out: operations, streams kept */
+{
+    core_t *c = l->c;
+    out[0] = c->ops_used;
+    out[1] = c->streams_used;
+    for (i64 i = c->op_free; i; i = OP(c, i - 1)->next) out[0]--;
+    for (i64 i = c->stream_free; i; i = STREAM(c, i - 1)->next) out[1]--;
+}
+
 void sp_sizes(i64 *out) /* of what Python has a dtype for: posts, inbox, log, trace records */
 {
     i64 sizes[4] = { sizeof(args_t), sizeof(inbox_t), sizeof(log_t), sizeof(record_t) };

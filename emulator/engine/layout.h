@@ -25,7 +25,7 @@ typedef uint32_t u32;
 #define NUM_PORTS (PORT_UNIT + NUM_UNITS)
 #define FOR_EVER 7 /* rnr_retries without end */
 #define QUEUES 16 /* match queues of a rank, by context */
-#define SP_VERSION 7 /* of the functions native.py calls; change both together */
+#define SP_VERSION 8 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };

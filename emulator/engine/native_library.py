@@ -9,7 +9,7 @@ from emulator.engine.api import LOG_DTYPE, RECORD_DTYPE
 from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 7
+VERSION = 8
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),
@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_retire_stream": (None, [POINTER, I64]),
     "sp_inbox": (I64, [POINTER, POINTER, I64]),
     "sp_sizes": (None, [POINTER]),
+    "sp_in_use": (None, [POINTER, POINTER]),
     "sp_facts": (None, [POINTER, I64, I64, POINTER]),
     "sp_reason": (ctypes.c_char_p, [POINTER]),
     "sp_set_trace": (None, [POINTER, INT]),

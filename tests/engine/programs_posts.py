@@ -24,14 +24,8 @@ from emulator.engine.posts import (
     ORD_TRACK,
 )
 
-CALLS = ["post", "inbox", "compute", "wait", "wait_any", "test", "read", "observe", "quiet", "wait_get"] + [
-    "fence",
-    "flush",
-    "put",
-    "get",
-    "atomic",
-    "reopen",
-]
+CALLS = ["post", "inbox", "compute", "wait", "wait_any", "test", "read", "observe", "quiet", "wait_get"]
+CALLS += ["fence", "flush", "put", "get", "atomic", "reopen"]
 WORDS, REGION, STATE = 9, 4, 8
 KINDS = (K_PUT, K_GET, K_WORD, K_SEND, K_LOCAL, K_RECV, K_CLOSE)
 SIZES = (0, 1, 2, 9, 40)

@@ -58,9 +58,9 @@ def first_difference(got, want):
     return None
 
 
-def differences(seed, kinds=("python",), variants=({},), **extra):
+def differences(seed, kinds=("python",), variants=({},), machine=None, **extra):
     """First difference between the oracle and the engines on one program, or None; and the digests."""
-    cfg = config(seed)
+    cfg = machine or config(seed)
     want, digests = expected(seed, cfg), []
     for kind in kinds:
         for variant in variants:
@@ -116,6 +116,15 @@ def test_programs_reach_everything():
     wanted += [(how, kind) for how in ("acts", "held", "void", "dropped", "again") for kind in range(4)]
     assert not [what for what in (*wanted, ("match", False, False, True)) if not seen[what]], seen
     assert 3 <= seen["blocked"] <= 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_of_sixteen_dies(kind):
+    """The real shape of a node, the last one incomplete."""
+    for seed in range(3):
+        shape = dataclasses.replace(config(seed), num_ranks=19, dies_per_node=16)
+        found, _ = differences(seed, (kind,), machine=shape, threads=True)
+        assert found is None, found
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,6 +26,7 @@ from emulator.rows import load_rows
 from emulator.topology import Topology, engine_config
 from emulator.tracing import combine_digests
 from emulator.transport import Sizes, Transport
+from emulator.usage import exit_on_usage_error
 
 _TRACE_RECORDS = 1 << 14
 _current: list[Device] = []
@@ -51,6 +52,8 @@ def init(**cfg: Any) -> Device:
         if cfg:
             raise UsageError("emulator.init: already initialised; give the configuration to the first call")
         return _current[0]
+    if not watchers:  # a launcher has its own way of saying it
+        exit_on_usage_error()
     config = read_config(cfg)
     profile = load_profile(config.profile, config.set)
     transport = Transport(config.transport)

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from emulator.errors import UsageError
+from emulator.usage import USAGE_STATUS, usage_line
 from launch import osproc
 from launch.jobtable import JobTable
 from launch.mpihook import PreloadedMpi
@@ -29,7 +30,6 @@ from launch.wire import Hello
 OWN_PACKAGES = ("emulator", "memsem", "collectives", "serving")
 """What the fork server imports beside torch, numpy and mpi4py."""
 
-_USAGE_STATUS = 2
 _INSTALLED = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INHERITED_LIMITS = (
     resource.RLIMIT_AS,
@@ -155,19 +155,6 @@ def _report(e: BaseException) -> None:
         traceback.print_exc()
 
 
-def _usage_line(e: UsageError) -> str:
-    """Say what was wrong and where in the caller's own program, in one line."""
-    frames = [
-        f for f in traceback.extract_tb(_own_frames_dropped(e.__traceback__)) if not _is_ours(f.filename)
-    ]
-    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
-    return f"superpod: error: {where}{' '.join(str(e).split())}"
-
-
-def _is_ours(filename: str) -> bool:
-    return os.path.realpath(filename).startswith(tuple(os.path.join(_INSTALLED, n, "") for n in OWN_PACKAGES))
-
-
 def _exit_status(e: SystemExit) -> int:
     if e.code is None:
         return 0
@@ -192,10 +179,10 @@ def run_program(argv: list[str], say: Callable[[str], None]) -> tuple[int, bool]
         return -signal.SIGINT, True
     except UsageError as e:
         if sys.excepthook is sys.__excepthook__:
-            say(_usage_line(e))
+            say(usage_line(e))
         else:
             _report(e)
-        return _USAGE_STATUS, True
+        return USAGE_STATUS, True
     except BaseException as e:
         _report(e)
         return 1, True

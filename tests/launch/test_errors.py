@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,18 @@ def test_an_uncaught_usage_error_is_one_line_for_all_ranks_and_exit_code_2(
     (line,) = errors(result.stderr)
     assert line.startswith(f"superpod: error: {program}, line 3: ")
     assert "'heap_bites'; did you mean 'heap_bytes'?" in line
+    sandbox.assert_clean()
+
+
+def test_plain_python_says_it_once_a_rank(sandbox: Sandbox) -> None:
+    program = write(sandbox, "import emulator\n\nemulator.init(heap_bites=4)\n")
+    result = sandbox.run(sandbox.mpirun(4, sys.executable, program))
+    assert result.returncode == 2, result.stderr
+    lines = errors(result.stderr)
+    assert 1 <= len(lines) <= 4
+    assert len(set(lines)) == 1
+    assert lines[0].startswith(f"superpod: error: {program}, line 3: ")
+    assert "did you mean 'heap_bytes'?" in lines[0]
     sandbox.assert_clean()
 
 

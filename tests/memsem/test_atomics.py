@@ -65,7 +65,7 @@ report(old=old, end=int(window.get(HOME, 0, 1)[0]), now=device.now_ps)
 @pytest.mark.parametrize("home", [0, 3])
 def test_a_thousand_contended_fetch_adds_are_the_same_on_every_run(home):
     """Over 8 ranks: all numbers once, the same ones for each rank in every run, with host jitter, both
-    transports and both engines. Shown to fail with atomics applied in the order hosts arrive."""
+    transports and both engines. Shown to fail with an element that an atomic finds changed by its poster."""
     program = CONTENDED.replace("HOME", str(home))
     first = run_ranks(8, program, transport="shared", engine="c")
     drawn = [old for rank in first.reports.values() for old in rank["old"]]

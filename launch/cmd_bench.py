@@ -98,7 +98,7 @@ def _heap_bytes(spec: BenchSpec) -> int:
 def _run(spec: BenchSpec, config: dict[str, Any]) -> tuple[list[Sample], int]:
     with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
         out = Path(folder) / "samples.json"
-        program = ["-m", "memsem.bench.runner", json.dumps(dataclasses.asdict(spec)), str(out)]
+        program = ["-m", "memsem.bench", json.dumps(dataclasses.asdict(spec)), str(out)]
         result = run.run_job(spec.peer + 1, program, config, started_s=run.command_start_s())
         if result.exit_code:
             return [], result.exit_code

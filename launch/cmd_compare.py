@@ -101,7 +101,7 @@ def _heap_bytes(spec: dict[str, Any], num_ranks: int) -> int:
 
 def _run(spec: dict[str, Any], num_ranks: int, config: dict[str, Any]) -> tuple[Comparison | None, int]:
     with tempfile.TemporaryDirectory(prefix="superpod-compare-") as folder:
-        program = ["-m", "collectives.compare.rankmain", json.dumps(spec), folder]
+        program = ["-m", "collectives.compare", json.dumps(spec), folder]
         result = run.run_job(num_ranks, program, config, started_s=run.command_start_s())
         if result.exit_code:
             return None, result.exit_code

@@ -16,7 +16,9 @@ from rich.table import Table
 PATHS = ("mem", "verbs", "mpi")
 NAMES = {"mem": "memory windows", "verbs": "verbs queues", "mpi": "MPI messages"}
 BOUND_SHARE = 0.5
-"""A port that is busy for at least this share of the time binds the run; else latency does."""
+TURNS_SHARE = 0.8
+"""A port that is busy for at least the first share of the time binds the run; or both ports of a die that are
+busy in turn, as in a ping-pong, for the second. Else latency does."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Measured:
     Attributes:
         path, size: of `PATHS`; bytes of a message (dispatch: of a row).
         virtual_ps: from the first rank's begin to the last rank's end.
-        payload_bytes, control_bytes: charged to links; control has no payload of the program.
+        payload_bytes, control_bytes: charged to links: what the program sent, and all the rest.
+        control_each: control bytes that the path's contract puts on links for each message.
         transactions: by kind, all ranks.
         host_calls: calls of the program into the path, all ranks.
         bound_by: a port or unit with its busy share, or "latency".
@@ -45,6 +48,7 @@ class Measured:
     digests: tuple[str, ...]
     messages: int = 0
     message_bytes: int = 0
+    control_each: int = 0
 
     @property
     def gb_per_s(self) -> float:
@@ -84,18 +88,19 @@ class Comparison:
         for size in self.sizes:
             first, *others = self.at(size)
             for row in others:
-                wrong = [
-                    r
-                    for r, pair in enumerate(zip(first.digests, row.digests, strict=True))
-                    if len(set(pair)) > 1
-                ]
+                pairs = enumerate(zip(first.digests, row.digests, strict=True))
+                wrong = [rank for rank, (one, other) in pairs if one != other]
                 if wrong:
                     found.append(
                         f"size {size}: results of {row.path} differ from {first.path} on ranks {wrong}"
                     )
-                if row.payload_bytes != first.payload_bytes:
-                    bytes_ = f"{row.payload_bytes} payload bytes, {first.path} {first.payload_bytes}"
-                    found.append(f"size {size}: {row.path} put {bytes_} on links")
+            for row in (first, *others):
+                meant = row.messages * row.control_each
+                if row.payload_bytes != first.payload_bytes or row.control_bytes != meant:
+                    links = f"{row.payload_bytes} payload and {row.control_bytes} control bytes on links"
+                    found.append(
+                        f"size {size}: {row.path} put {links}, not {first.payload_bytes} and {meant}"
+                    )
         return found
 
     def winning_sizes(self) -> dict[str, str]:
@@ -144,7 +149,7 @@ def table(comparison: Comparison) -> Table:
     wins = ", ".join(f"{NAMES[path]}: {sizes}" for path, sizes in comparison.winning_sizes().items())
     result = Table(
         title=f"compare {comparison.op}, {comparison.num_ranks} ranks (virtual time)",
-        caption=f"Wins at. {wins}",
+        caption=f"Fastest (*): {wins}",
     )
     for name in (
         "size",
@@ -175,18 +180,25 @@ def _cells(row: Measured, wins: bool) -> list[str]:
 
 
 def bound_by(busy_ps: Sequence[Sequence[int]], names: Sequence[str], elapsed_ps: int) -> str:
-    """Name the port or unit that is busy longest, if for `BOUND_SHARE` of the time, else "latency".
+    """Name what binds a run: the port or unit that is busy longest, if for `BOUND_SHARE` of the time; else a
+    die's two ports of one plane, if in turn they are busy for `TURNS_SHARE`; else "latency".
 
     Args:
         busy_ps: [ranks][ports] busy time within the span.
-        names: of the ports.
+        names: of the ports; "<plane> egress" is followed by "<plane> ingress".
         elapsed_ps: length of the span.
     """
-    best = max(((ps, r, p) for r, row in enumerate(busy_ps) for p, ps in enumerate(row)), default=(0, 0, 0))
-    share = best[0] / elapsed_ps if elapsed_ps else 0.0
-    if share < BOUND_SHARE:
-        return "latency"
-    return f"{names[best[2]]} of rank {best[1]} ({share:.0%})"
+    single = max(((ps, r, p) for r, row in enumerate(busy_ps) for p, ps in enumerate(row)), default=(0, 0, 0))
+    egress = [p for p, name in enumerate(names) if name.endswith("egress")]
+    double = max(
+        ((row[p] + row[p + 1], r, p) for r, row in enumerate(busy_ps) for p in egress), default=(0, 0, 0)
+    )
+    if elapsed_ps and single[0] / elapsed_ps >= BOUND_SHARE:
+        return f"{names[single[2]]} of rank {single[1]} ({single[0] / elapsed_ps:.0%})"
+    if elapsed_ps and double[0] / elapsed_ps >= TURNS_SHARE:
+        ports = f"{names[double[2]]} and ingress"
+        return f"{ports} of rank {double[1]} ({double[0] / elapsed_ps:.0%})"
+    return "latency"
 
 
 def predicted_dispatch(num_ranks: int, sizes: Sequence[int], eager_bytes: int) -> dict[str, dict[str, int]]:

@@ -192,7 +192,7 @@ class Dispatch:
 
 
 class KvTransfer:
-    """Prefill to decode: rank i of the 1st half sends `repeat` layers of `size` bytes to rank i of the 2nd."""
+    """Prefill to decode: rank i of the 1st half sends `repeat` layers of `size` bytes to that of the 2nd."""
 
     rounds = 1
 

@@ -15,9 +15,9 @@ from emulator.errors import UsageError
 
 
 def row(path: str, size: int, us: float, **more: object) -> Measured:
-    values = {"payload_bytes": 2 * size, "digests": ("a", "b"), **more}
-    return Measured(path, size, round(us * 1e6), control_bytes=8, transactions={"flag": 2}, host_calls=4,
-                    bound_by="latency", **values)  # type: ignore[arg-type]  # fmt: skip
+    values = {"payload_bytes": 2 * size, "digests": ("a", "b"), "control_bytes": 0, "messages": 2, **more}
+    return Measured(path, size, round(us * 1e6), transactions={"flag": 2}, host_calls=4, bound_by="latency",
+                    **values)  # type: ignore[arg-type]  # fmt: skip
 
 
 ROWS = [row("mem", 8, 1), row("verbs", 8, 2), row("mpi", 8, 3), row("mem", 64, 4), row("verbs", 64, 3)]
@@ -38,7 +38,14 @@ def test_equal_results_and_bytes_are_demanded() -> None:
     found = Comparison("halo", 2, tuple(digests)).unequal()
     assert len(found) == 3 and found[0] == "size 8: results of mpi differ from mem on ranks [1]"
     fewer = [dataclasses.replace(r, payload_bytes=1) if r.path == "verbs" else r for r in ROWS]
-    assert "verbs put 1 payload bytes" in Comparison("halo", 2, tuple(fewer)).unequal()[0]
+    wrong = Comparison("halo", 2, tuple(fewer)).unequal()
+    assert wrong[0] == "size 8: verbs put 1 payload and 0 control bytes on links, not 16 and 0"
+    more = [
+        dataclasses.replace(r, control_bytes=128, control_each=64) if r.path == "mpi" else r for r in ROWS
+    ]
+    assert Comparison("halo", 2, tuple(more)).unequal() == []
+    more[2] = dataclasses.replace(more[2], control_bytes=129)
+    assert "129 control bytes on links, not 16 and 128" in Comparison("halo", 2, tuple(more)).unequal()[0]
 
 
 def test_table_tells_everything() -> None:
@@ -50,9 +57,10 @@ def test_table_tells_everything() -> None:
 
 
 def test_bound_by_names_the_busiest_port() -> None:
-    names = ["egress", "ingress"]
-    assert bound_by([[10, 0], [5, 90]], names, 100) == "ingress of rank 1 (90%)"
+    names = ["ub egress", "ub ingress"]
+    assert bound_by([[10, 0], [5, 90]], names, 100) == "ub ingress of rank 1 (90%)"
     assert bound_by([[10, 0], [5, 40]], names, 100) == "latency" == bound_by([], names, 0)
+    assert bound_by([[45, 0], [45, 44]], names, 100) == "ub egress and ingress of rank 1 (89%)"
 
 
 def test_predicted_transactions_of_a_dispatch() -> None:

@@ -1,0 +1,7 @@
+"""The rank program; see `memsem.bench.runner`."""
+
+import sys
+
+from memsem.bench.runner import main
+
+main(sys.argv[1:])

@@ -100,8 +100,7 @@ class Core(Posts):
                 self.news()
             self.process(event)
         if not self.heap and not m.facts[m.FATAL] and min(m.bound) == INF:
-            for p in range(self.n):
-                self.settle_rows(p, INF - 1, 0)  # of exchanges that never complete
+            self.settle_all_rows()
             if BLOCKED in m.state.tolist():
                 self.fail(FATAL_DEADLOCK, m.state.tolist().index(BLOCKED))
 
@@ -115,9 +114,15 @@ class Core(Posts):
         polling = [p for p in range(self.n) if m.state[p] == BLOCKED and m.wait[p] == W_POLL]
         return all(m.vain[p] >= self.cfg.livelock_polls for p in polling)
 
+    def settle_all_rows(self) -> None:
+        """Records of exchanges that never complete arrive all the same."""
+        for p in range(self.n):
+            self.settle_rows(p, INF - 1, 0)
+
     def give_up(self, p: int) -> None:
         """Only polls in vain and retries without end are left: an error, unless everybody has finished."""
         states = self.m.state.tolist()
+        self.settle_all_rows()
         if BLOCKED in states:
             polling = [q for q, state in enumerate(states) if state == BLOCKED and self.m.wait[q] == W_POLL]
             self.fail(FATAL_LIVELOCK if polling else FATAL_DEADLOCK, p if polling else states.index(BLOCKED))

@@ -1,8 +1,10 @@
 """`superpod run`: start a program on N ranks of one pod."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,6 +76,13 @@ def check_pod(num_ranks: int, pod: str, overrides: dict[str, str]) -> None:
         raise UsageError(f"-n {num_ranks}: pod {pod} has {dies} dies, one rank each")
 
 
+def report_races(folder: str) -> int:
+    """Print the races of a run that recorded what its windows touched; 1 if there are any."""
+    from memsem.checker import main  # NumPy and the checker are of no use to a run without it
+
+    return main([folder])
+
+
 _KEYS = {"pod": "profile"}
 
 
@@ -119,6 +128,9 @@ def run_command(
     ] = "natural",
     mpi_over: Annotated[str, typer.Option(help="Plane that carries messages: ub, rdma or vpc.")] = "ub",
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Survivors outlive a rank.")] = False,
+    check_races: Annotated[
+        bool, typer.Option("--check-races", help="Report races of the windows at the end; exit 1 with any.")
+    ] = False,
     trace_out: Annotated[Path | None, typer.Option(help="Write a Perfetto/Chrome trace here.")] = None,
     accelerate: Annotated[bool, typer.Option(help="Answer the start's look-ups from shared memory.")] = True,
     progress: Annotated[bool, typer.Option("--progress", help="Show progress on any stderr.")] = False,
@@ -144,17 +156,24 @@ def run_command(
     check_writable("--trace-out", trace_out)
     check_writable("--json", json_out)
     check_pod(num_ranks, config["profile"], config["set"])
-    result = run.run_job(
-        num_ranks,
-        argv,
-        config,
-        keep_going=config["keep_going"],
-        accelerate=accelerate,
-        progress=progress,
-        trace_out=trace_out,
-        measure_memory=json_out is not None,
-        started_s=run.command_start_s(),
-    )
+    if check_races and trace_out is not None:
+        raise UsageError("--check-races keeps its own records: run without --trace-out")
+    with contextlib.ExitStack() as held:
+        if check_races:
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-races-"))
+            config.update(check_races=True, trace=folder)
+        result = run.run_job(
+            num_ranks,
+            argv,
+            config,
+            keep_going=config["keep_going"],
+            accelerate=accelerate,
+            progress=progress,
+            trace_out=trace_out,
+            measure_memory=json_out is not None,
+            started_s=run.command_start_s(),
+        )
+        races = report_races(folder) if check_races and result.exit_code == 0 else 0
     if json_out is not None:
         write_out("--json", json_out, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
-    return result.exit_code
+    return result.exit_code or races

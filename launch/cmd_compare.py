@@ -26,7 +26,7 @@ from memsem.bench.shapes import parse_sizes
 _DEFAULT_SIZES = {"pingpong": "8:4M", "halo": "64:1M", "dispatch": "512,1920,7680", "kv-transfer": "4K:1M"}
 _DEFAULT_REPEAT = {"pingpong": 4, "halo": 4, "dispatch": 4, "kv-transfer": 8}
 _REPEATED = {"pingpong": "round trips", "halo": "steps", "dispatch": "tokens a rank", "kv-transfer": "layers"}
-_HEAP = 4 << 20
+_HEAP, _WORDS = 4 << 20, 1024
 _PAGE = 4096
 
 
@@ -84,19 +84,20 @@ def compare_command(
         "mpi_over": mpi_over,
         "delivery": delivery,
         "seed": seed,
-        "heap_bytes": _heap_bytes(spec, num_ranks),
+        **_room(spec, num_ranks),
     }
     comparison, code = _run(spec, num_ranks, config)
     return code if comparison is None else _tell(comparison, json_out, plot_out)
 
 
-def _heap_bytes(spec: dict[str, Any], num_ranks: int) -> int:
-    """Room on each rank for two buffers a lane, on the memory path and again on the verbs path."""
+def _room(spec: dict[str, Any], num_ranks: int) -> dict[str, int]:
+    """What each rank needs: two buffers a lane by windows and by verbs, a signal word for each, and the
+    words of a queue pair per peer."""
     setting = Setting(num_ranks, max(spec["sizes"]), spec["repeat"], spec["seed"])
     workload = make(spec["op"], setting, 0)
     lanes = max(len(workload.inbound(rank)) for rank in range(num_ranks))
-    room = _HEAP + 2 * len(spec["paths"]) * (lanes + 1) * max(1, workload.capacity)
-    return -(-room // _PAGE) * _PAGE
+    heap = _HEAP + 2 * len(spec["paths"]) * (lanes + 1) * max(1, workload.capacity)
+    return {"heap_bytes": -(-heap // _PAGE) * _PAGE, "words_per_rank": _WORDS + 2 * lanes + 4 * num_ranks}
 
 
 def _run(spec: dict[str, Any], num_ranks: int, config: dict[str, Any]) -> tuple[Comparison | None, int]:

@@ -17,8 +17,8 @@ from memsem import mpi as MPI
 from memsem.bench.shapes import ATOMIC_BYTES, BenchSpec
 
 Bytes = npt.NDArray[np.uint8]
-REAL_BYTES = 1 << 16
-"""Memory path: bytes of a message that are really moved; longer ones are charged in full."""
+REAL_BYTES, ROOM = 1 << 16, 1 << 21
+"""Memory path: most bytes of a message, and of a batch, that are really moved; all are charged."""
 TAG = 7
 
 
@@ -56,8 +56,9 @@ class MemPath:
     def __init__(self, device: Device, spec: BenchSpec, partner: int) -> None:
         self._op, self._partner = spec.op, partner
         self._how: dict[str, Any] = {} if spec.op == "cas" else {"engine": spec.engine}
-        room = min(max(spec.sizes), REAL_BYTES)
-        self._window = Window.create(room, np.uint8, signals=2)
+        places = 1 if spec.kind == "lat" else spec.batch
+        self._room = room = max(1, min(max(spec.sizes), REAL_BYTES, ROOM // places))
+        self._window = Window.create(places * room, np.uint8, signals=2)
         self._word = Window.create(1, np.int64, signals=0)
         self._data = np.zeros(room, np.uint8)
         self._sent = self._heard = 0
@@ -67,7 +68,7 @@ class MemPath:
 
     def send_leg(self, size: int) -> None:
         self._sent += 1
-        data = self._data[: min(size, REAL_BYTES)]
+        data = self._data[:size]
         self._window.put_signal(self._partner, data, 0, 0, self._sent, charge_bytes=size, **self._how)
 
     def receive_leg(self, size: int) -> None:
@@ -78,24 +79,25 @@ class MemPath:
         if self._op == "cas":
             self._word.compare_swap(self._partner, 0, 0, 0)
         elif self._op == "get":
-            data = self._data[: min(size, REAL_BYTES)]
+            data = self._data[:size]
             self._window.get(self._partner, 0, out=data, charge_bytes=size, **self._how)
         else:
             self.batch(size, 1)
 
     def batch(self, size: int, count: int) -> None:
-        data = self._data[: min(size, REAL_BYTES)]
-        for _ in range(count):
-            self._start(data, size)
+        for number in range(count):
+            self._start(number, self._data[:size], size)
         self._window.quiet()
 
-    def _start(self, data: Bytes, size: int) -> None:
+    def _start(self, number: int, data: Bytes, size: int) -> None:
+        """Operations in flight have places of their own: two unordered puts to one would be a race."""
+        at = number * self._room
         if self._op == "put":
-            self._window.put(self._partner, data, 0, size, **self._how)
+            self._window.put(self._partner, data, at, size, **self._how)
         elif self._op == "put_signal":
-            self._window.put_signal(self._partner, data, 0, 1, 1, "add", size, **self._how)
+            self._window.put_signal(self._partner, data, at, 1, 1, "add", size, **self._how)
         elif self._op == "get":
-            self._window.get_nbi(self._partner, 0, data, charge_bytes=size, **self._how)
+            self._window.get_nbi(self._partner, at, np.empty_like(data), charge_bytes=size, **self._how)
         else:
             self._word.compare_swap_nbi(self._partner, 0, 0, 0)
 

@@ -45,7 +45,7 @@ def measure(device: Device, path: Path, spec: BenchSpec, size: int) -> Sample:
     before = _ledger(device)
     times = loop(device, path, spec, size, spec.iterations)
     after = _ledger(device)
-    count = 1 if spec.kind == "lat" else spec.batch
+    count = spec.in_flight(size)
     operations = spec.iterations * count * (2 if spec.both_ways else 1)
     label = label_of(device.profile, spec)
     return Sample(size, tuple(times), count, _per_operation(spec, before, after, operations), label)
@@ -76,7 +76,7 @@ def _singles(device: Device, path: Path, spec: BenchSpec, size: int, iterations:
 
 def _batches(device: Device, path: Path, spec: BenchSpec, size: int, iterations: int) -> list[float]:
     call = path.batch if device.rank == 0 else path.serve_batch
-    return [_timed(device, call, size, spec.batch) for _ in range(iterations)]
+    return [_timed(device, call, size, spec.in_flight(size)) for _ in range(iterations)]
 
 
 def _timed(device: Device, call: Callable[..., None], *arguments: int) -> float:

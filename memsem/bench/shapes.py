@@ -22,6 +22,7 @@ ENGINES = ("mte", "dma")
 PAIRS = ("same-chip", "same-node", "cross-node")
 FORMATS = ("perftest", "osu", "json")
 ATOMIC_BYTES = 8
+IN_FLIGHT_BYTES = 1 << 26
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)([KMG]?)I?B?", re.IGNORECASE)
 
@@ -70,6 +71,12 @@ class BenchSpec:
             raise UsageError(f"bench: --op cas moves {ATOMIC_BYTES} bytes; give --sizes {ATOMIC_BYTES}")
         if not self.sizes or min(self.sizes) < 1:
             raise UsageError("bench: sizes must be at least 1 byte")
+
+    def in_flight(self, size: int) -> int:
+        """Operations of an iteration: `batch`, or fewer where the real bytes would fill memory."""
+        if self.kind == "lat":
+            return 1
+        return self.batch if self.path == "mem" else min(self.batch, max(1, IN_FLIGHT_BYTES // size))
 
     @property
     def both_ways(self) -> bool:

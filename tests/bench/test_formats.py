@@ -72,6 +72,12 @@ def test_sizes() -> None:
     assert parse_sizes("4G") == (1 << 32,) and parse_sizes("8:20") == (8, 16, 20)
 
 
+def test_what_is_really_moved_is_bounded() -> None:
+    assert spec("bw", "send", "mpi").in_flight(1 << 20) == 64 and spec("lat").in_flight(8) == 1
+    assert spec("bw", "send", "mpi").in_flight(1 << 24) == 4 and spec("bw").in_flight(1 << 24) == 64
+    assert spec("bw", "write", "verbs").in_flight(1 << 30) == 1
+
+
 @pytest.mark.parametrize("text", ["", "8:", "x", "64:8", "0:8", "-8", "1T"])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(UsageError, match="--sizes"):

@@ -14,11 +14,13 @@ from memsem import agreement
 from memsem.datatypes import UNDEFINED
 from memsem.endpoint import CONTEXTS, Endpoint
 from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_RANK, ERR_TAG, failure
-from memsem.status import ANY_SOURCE, ANY_TAG, PROC_NULL, TAG_UB
+from memsem.status import ANY_SOURCE, ANY_TAG, LARGEST_TAG, PROC_NULL
 
 COMM_TYPE_SHARED = 0
 IDENT, CONGRUENT, SIMILAR, UNEQUAL = 0, 1, 2, 3
 WORLD_ID, SELF_ID = 0, 1
+TAG_UB = 1
+"""Key of the attribute that holds the largest tag, see `Communicator.Get_attr`."""
 
 
 class Communicator:
@@ -72,6 +74,11 @@ class Communicator:
     def Set_name(self, name: str) -> None:
         """Give it a name, on this rank."""
         self.name = name
+
+    def Get_attr(self, keyval: int) -> int | None:
+        """Return the largest tag for the key TAG_UB; None for keys that hold nothing."""
+        self.endpoint  # noqa: B018 (null has none)
+        return LARGEST_TAG if keyval == TAG_UB else None
 
     def rank_of(self, member: int) -> int:
         """Return the rank here of a rank of the whole pod."""
@@ -174,13 +181,13 @@ class Communicator:
 
     def _check_dest(self, dest: int, tag: int) -> None:
         self._check_rank(dest, PROC_NULL)
-        if not 0 <= tag <= TAG_UB:
-            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {TAG_UB}", tag)
+        if not 0 <= tag <= LARGEST_TAG:
+            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {LARGEST_TAG}", tag)
 
     def _check_source(self, source: int, tag: int) -> None:
         self._check_rank(source, PROC_NULL, ANY_SOURCE)
-        if tag != ANY_TAG and not 0 <= tag <= TAG_UB:
-            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {TAG_UB}, or ANY_TAG", tag)
+        if tag != ANY_TAG and not 0 <= tag <= LARGEST_TAG:
+            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {LARGEST_TAG}, or ANY_TAG", tag)
 
     def _check_rank(self, rank: int, *others: int) -> None:
         if not 0 <= rank < self.size and rank not in others:

@@ -215,6 +215,8 @@ class Datatype:
         """Return the first byte touched by `count` elements and the one after the last, from the start on."""
         if not count or not self.size:
             return 0, 0
+        if self.is_contiguous:
+            return 0, count * self.size
         first, length = self.Get_true_extent()
         step = (count - 1) * self.extent
         return first + min(step, 0), first + length + max(step, 0)

@@ -20,7 +20,6 @@ and match prices `message.*` of the profile.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -41,7 +40,9 @@ from emulator.errors import DeadlockError
 from emulator.fabric import MessageShape, Transaction
 from emulator.posting import OWNER_MESSAGES, InboxRecord
 from emulator.tracing import Op
-from memsem.mailbox import NUMBER_BITS, Bytes, Mailbox, Operation, packed
+from memsem.checkfile import Kind
+from memsem.mailbox import NUMBER_BITS, NUMBERS, Bytes, Mailbox, Operation, packed
+from memsem.operations import Operations
 from memsem.status import ANY_TAG
 
 CONTEXTS = OWNER_MESSAGES << 32
@@ -64,6 +65,8 @@ class Endpoint:
         self.device, self.next_id = device, 2
         self._mailbox = Mailbox()
         self._shape = lru_cache(1024)(self._price)
+        self._sent: dict[int, int] = {}
+        self._check = Operations.of(device).check if device.config.check_races else None
         device.register_inbox(OWNER_MESSAGES, self._on_record)
 
     # --- calls ------------------------------------------------------------------------------------------
@@ -100,7 +103,8 @@ class Endpoint:
             1, kind=K_SEND, peer=dest, context=context, tag=tag, nbytes=shape.envelope_bytes,
             pull_bytes=0 if shape.eager else max(1, shape.pull_bytes), real_bytes=data.size,
             order=ORD_TRACK | ORD_STRONG, done=DONE_ALWAYS if waits else DONE_NEVER,
-            user_a=packed(data.size, shape.eager), user_b=OWNER | number, **shape.envelope._asdict(),
+            user_a=packed(data.size, shape.eager, self._number(dest)), user_b=OWNER | number,
+            **shape.envelope._asdict(),
         )  # fmt: skip
         price_ps = shape.send_ps if blocking else shape.isend_ps
         posts["start_ps"] += price_ps
@@ -154,6 +158,8 @@ class Endpoint:
         if operation.sink is None or not operation.matched:
             return
         device = self.device
+        if self._check is not None:
+            self._check.add(Kind.RECEIVE, device.now_ps, home=operation.source, low=operation.number)
         shape = self._shape(device.engine.link_class(operation.source), operation.nbytes, not operation.eager)
         device.ledger.add(PATH, Transaction.MATCH)
         if operation.eager:
@@ -184,6 +190,15 @@ class Endpoint:
         envelope = self._mailbox.find(context, source, tag)
         return None if envelope is None else envelope[1:]
 
+    # --- the race checker -------------------------------------------------------------------------------
+
+    def _number(self, dest: int) -> int:
+        """Number the next message to a rank, and tell the checker that it leaves."""
+        number = self._sent[dest] = (self._sent.get(dest, -1) + 1) % (1 << NUMBERS)
+        if self._check is not None:
+            self._check.add(Kind.SEND, self.device.now_ps, home=dest, low=number)
+        return number
+
     # --- records ----------------------------------------------------------------------------------------
 
     def _on_record(self, record: InboxRecord) -> None:
@@ -196,11 +211,10 @@ class Endpoint:
         return self.device.fabric.message(link_class, nbytes, self.device.config.mpi_over, synchronous)
 
 
-_endpoints: weakref.WeakKeyDictionary[Device, Endpoint] = weakref.WeakKeyDictionary()
-
-
 def endpoint_of(device: Device) -> Endpoint:
     """Return the endpoint of a rank's device, made at the first call."""
-    if device not in _endpoints:
-        _endpoints[device] = Endpoint(device)
-    return _endpoints[device]
+    found = device.library.get(Endpoint)
+    if found is None:
+        found = device.library[Endpoint] = Endpoint(device)
+    assert isinstance(found, Endpoint)
+    return found

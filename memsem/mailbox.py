@@ -23,6 +23,8 @@ from memsem.mpi_errors import ERR_TRUNCATE, SUCCESS
 from memsem.status import ANY_SOURCE, ANY_TAG
 
 Bytes = npt.NDArray[np.uint8]
+LENGTH, NUMBERS = 42, 16
+"""Bits of a message's length and of its number in the word that travels with it."""
 NUMBER_BITS = 56
 """A call's number is the low part of its records' `user_b`; the high byte says whose records they are."""
 
@@ -47,6 +49,7 @@ class Operation:
         matched, done: how far it is. cancelled: it ended without a message.
         error: SUCCESS or ERR_TRUNCATE.
         source, tag, nbytes: of the message received; the source as rank in the whole pod.
+        number: which of the source's messages to me it is, modulo 2**16.
         eager: the payload came with the envelope.
         file_id, file_offset: where the payload is staged.
         context, seq: of a receive, by which the engine knows it.
@@ -62,6 +65,7 @@ class Operation:
     source: int = ANY_SOURCE
     tag: int = ANY_TAG
     nbytes: int = 0
+    number: int = 0
     eager: bool = False
     file_id: int = -1
     file_offset: int = 0
@@ -69,9 +73,15 @@ class Operation:
     seq: int = 0
 
 
-def packed(nbytes: int, eager: bool) -> int:
-    """Say in one word what the receiver must know of a message: its length, and how it travels."""
-    return nbytes << 1 | eager
+def packed(nbytes: int, eager: bool, number: int = 0) -> int:
+    """Say in one word what the receiver must know of a message: which of the sender's messages to it this is
+    (modulo 2**16), its length (below 2**42), and how it travels."""
+    return number % (1 << NUMBERS) << LENGTH + 1 | nbytes << 1 | eager
+
+
+def length_of(word: int) -> int:
+    """Return the bytes a `packed` word speaks of."""
+    return word >> 1 & ((1 << LENGTH) - 1)
 
 
 class Mailbox:
@@ -92,7 +102,7 @@ class Mailbox:
     def take(self, record: InboxRecord) -> Operation | None:
         """Follow one record; returns the receive whose payload can be fetched now, if it says so."""
         if record.kind == IN_UNEXPECTED:
-            found = Envelope(record.context, record.rank, record.tag, record.value >> 1)
+            found = Envelope(record.context, record.rank, record.tag, length_of(record.value))
             self._unexpected.setdefault(record.context, []).append(found)
             return None
         number = record.user_b & ((1 << NUMBER_BITS) - 1)
@@ -103,7 +113,8 @@ class Mailbox:
     def _match(self, number: int, record: InboxRecord) -> Operation | None:
         operation = self._open[number]
         operation.matched = True
-        operation.nbytes, operation.eager = record.value >> 1, bool(record.value & 1)
+        operation.nbytes, operation.eager = length_of(record.value), bool(record.value & 1)
+        operation.number = record.value >> LENGTH + 1
         operation.source, operation.tag = record.rank, record.tag
         operation.file_id, operation.file_offset = record.file_id, record.file_offset
         operation.error = ERR_TRUNCATE if operation.nbytes > operation.capacity else SUCCESS

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from memsem.bufspec import NOTHING, BufSpec, parse
+from memsem.bufspec import BufSpec, parse
 from memsem.persistent import Prequest
 from memsem.probed import Message
 from memsem.request import Request
-from memsem.status import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
+from memsem.status import ANY_SOURCE, ANY_TAG, Status
 from memsem.transfers import UNLIMITED, Transfers
 
 IRECV_BYTES = 1 << 15
@@ -126,11 +126,10 @@ class Comm(Transfers):
         recvtag: int = ANY_TAG,
     ) -> Request:
         """Start a `Sendrecv`; the request ends when both have."""
-        self._check_dest(dest, sendtag)
+        self._check_receive(recvbuf, source, recvtag)  # before anything is sent
+        leaves = self._send("Sendrecv", sendbuf, dest, sendtag)
         arrives = self._receive("Sendrecv", recvbuf, source, recvtag)
-        return Request.of(
-            self, *self._send("Sendrecv", sendbuf, dest, sendtag).operations, *arrives.operations
-        )
+        return Request.of(self, *leaves.operations, *arrives.operations)
 
     def Sendrecv_replace(
         self,
@@ -141,12 +140,8 @@ class Comm(Transfers):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Send what is in `buf` and receive into it."""
-        self._check_dest(dest, sendtag)
-        leaves = parse(buf, True).pack().copy() if dest != PROC_NULL else NOTHING.memory
-        arrives = self._receive("Sendrecv_replace", buf, source, recvtag)
-        sent = self._post(leaves, "Sendrecv_replace", dest, sendtag)
-        Request.of(self, sent, *arrives.operations).Wait(status)
+        """Send what is in `buf` and receive into it (a send has read its buffer when it is posted)."""
+        self.Isendrecv(buf, dest, sendtag, buf, source, recvtag).Wait(status)
 
     # --- finding messages -------------------------------------------------------------------------------
 
@@ -234,10 +229,10 @@ class Comm(Transfers):
         status: Status | None = None,
     ) -> Any:
         """Send an object and receive one at once."""
-        self._check_dest(dest, sendtag)
+        self._check_source(source, recvtag)  # before anything is sent
         room = UNLIMITED if recvbuf is None else parse(recvbuf, True).nbytes
-        arrives = self._receive_object("sendrecv", room, source, recvtag)
         leaves = self._object("sendrecv", sendobj, dest, sendtag)
+        arrives = self._receive_object("sendrecv", room, source, recvtag)
         thing = arrives.wait(status)
         leaves.Wait()
         return thing

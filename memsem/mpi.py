@@ -18,7 +18,16 @@ import emulator
 from emulator import Device
 from emulator.errors import UsageError
 from memsem import basic_types
-from memsem.communicator import COMM_TYPE_SHARED, CONGRUENT, IDENT, SELF_ID, SIMILAR, UNEQUAL, WORLD_ID
+from memsem.communicator import (
+    COMM_TYPE_SHARED,
+    CONGRUENT,
+    IDENT,
+    SELF_ID,
+    SIMILAR,
+    TAG_UB,
+    UNEQUAL,
+    WORLD_ID,
+)
 from memsem.datatypes import DATATYPE_NULL, ORDER_C, ORDER_FORTRAN, UNDEFINED, Datatype
 from memsem.endpoint import endpoint_of
 from memsem.message import Comm
@@ -43,7 +52,7 @@ from memsem.mpi_errors import (
 from memsem.persistent import Prequest
 from memsem.probed import Message
 from memsem.request import REQUEST_NULL, Request
-from memsem.status import ANY_SOURCE, ANY_TAG, PROC_NULL, TAG_UB, Status
+from memsem.status import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 
 THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = 0, 1, 2, 3
 VERSION, SUBVERSION = 4, 1

@@ -9,7 +9,7 @@ from memsem.mpi_errors import SUCCESS
 ANY_SOURCE = -1
 ANY_TAG = -1
 PROC_NULL = -2
-TAG_UB = 2**31 - 1
+LARGEST_TAG = 2**31 - 1
 
 
 class Status:

@@ -54,6 +54,12 @@ class Transfers(Communicator):
         buffer = NOTHING if source == PROC_NULL else parse(buf, True)
         return Request.of(self, self._expect(call, buffer.unpack, buffer.nbytes, source, tag, blocking))
 
+    def _check_receive(self, buf: BufSpec, source: int, tag: int) -> None:
+        """Raise what `_receive` would, and post nothing."""
+        self._check_source(source, tag)
+        if source != PROC_NULL:
+            parse(buf, True)
+
     def _receive_object(self, call: str, room: int, source: int, tag: int, blocking: bool = False) -> Request:
         """Post a receive of a pickled object of at most `room` bytes."""
         heard: list[Bytes] = []

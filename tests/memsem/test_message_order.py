@@ -3,6 +3,9 @@
 import pytest
 from ranks import run_ranks
 
+from memsem.checker import find_races
+from memsem.checkfile import read_check_files
+
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(300)]
 ADVERSARY = {"delivery": "adversarial"}
 
@@ -126,3 +129,26 @@ def test_random_messages_are_matched_in_each_senders_order(seed):
         runs.append(run_ranks(4, text, transport="rma", staging_bytes=65536))
     assert len({run.sha for run in runs}) == 1
     run_ranks(4, text, seed=seed, **ADVERSARY)
+
+
+RACE = """
+import numpy as np
+from memsem import Window, mpi as MPI
+comm = MPI.COMM_WORLD
+window = Window.create(1024, np.uint8)
+comm.Barrier()
+if comm.Get_rank() == 0:
+    window.put_nbi(1, np.ones(1024, np.uint8))
+    window.COMPLETE()
+    comm.send("written", 1)
+else:
+    comm.recv()
+    window.load()
+"""
+
+
+@pytest.mark.parametrize(("complete", "races"), [("quiet", 0), ("fence", 1)])
+def test_a_message_orders_what_was_complete_before_it(tmp_path, complete, races):
+    """For the race checker: put, quiet, message, read is in order; without `quiet` it races (mpich #7697)."""
+    run_ranks(2, RACE.replace("COMPLETE", complete), trace=str(tmp_path), check_races=True)
+    assert len(find_races(read_check_files(tmp_path))) == races

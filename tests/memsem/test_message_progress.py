@@ -54,12 +54,20 @@ else:
 """
 
 
+UNPUBLISHED = """
+import emulator
+published = emulator.Device.compute
+emulator.Device.compute = lambda self, ps=None, **how: published(self, ps, publish=False)
+"""
+
+
 def test_posted_messages_go_on_while_their_process_sleeps():
     """A 1 MB receive and send of a rank that is busy on the host for three seconds.
 
-    Mutation: a post that is not published before the call returns waits for the sleeper's next call.
+    Mutation: posts that stay in their process after the call wait for the sleeper's next one.
     """
     assert run_ranks(2, ASLEEP).reports[1]["took"] < 2
+    assert run_ranks(2, UNPUBLISHED + ASLEEP).reports[1]["took"] > 2.5
 
 
 ENDS = """

@@ -175,7 +175,8 @@ for name, call in CASES.items():
         print(name, type(error).__name__)
 print(MPI.REQUEST_NULL == MPI.Request(), MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL, MPI.UNDEFINED)
 comm.Recv(a, MPI.PROC_NULL, 0, status)
-print(status.source, status.tag, status.count, comm.recv(source=MPI.PROC_NULL), comm.name)
+print(status.source, status.tag, status.count, comm.recv(source=MPI.PROC_NULL), comm.name,
+      comm.Get_attr(MPI.TAG_UB))
 """
 
 

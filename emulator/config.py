@@ -45,6 +45,7 @@ class RunConfig:
         words_per_rank: 64-bit signal and atomic words of a rank.
         channels: exchange channels; channel 0 is the barrier's.
         log_entries: entries an apply log holds, a power of two.
+        inbox_entries: records (completions, messages, notes) a rank may leave untaken.
         lookahead: let ranks run ahead by the least latency.
         wall_deadline_s: host seconds without any engine entry after which the run ends with a report.
         keep_going: survivors go on when a rank dies.
@@ -69,6 +70,7 @@ class RunConfig:
     words_per_rank: int = 1024
     channels: int = 8
     log_entries: int = 16384
+    inbox_entries: int = 4096
     lookahead: bool = True
     wall_deadline_s: float = 600.0
     keep_going: bool = False
@@ -95,7 +97,7 @@ class RunConfig:
             value = getattr(self, name)
             if value < 4096 or value % 4096:
                 raise UsageError(f"configuration: {name} must be a positive multiple of 4096, got {value}")
-        for name in ("words_per_rank", "channels", "log_entries"):
+        for name in ("words_per_rank", "channels", "log_entries", "inbox_entries"):
             if getattr(self, name) < 1:
                 raise UsageError(f"configuration: {name} must be at least 1, got {getattr(self, name)}")
 

@@ -97,6 +97,7 @@ def _engine_settings(config: RunConfig, profile: Profile, num_ranks: int) -> Eng
         conditions=config.words_per_rank,
         channels=config.channels,
         log_entries=config.log_entries,
+        inbox_entries=config.inbox_entries,
         lookahead=config.lookahead,
         wall_deadline_s=config.wall_deadline_s,
         keep_going=config.keep_going,

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from emulator.board import Board
 from emulator.config import RunConfig
 from emulator.delivery import Delivery
+from emulator.device_exchange import BARRIER_CHANNEL, META_BYTES, ExchangeCalls
 from emulator.device_posts import PostCalls
-from emulator.engine.api import SET, ChainStep, Engine, ExchangeResult
+from emulator.engine.api import SET, Engine
 from emulator.errors import RankLostError, UsageError
 from emulator.fabric import Fabric, Shape
 from emulator.futex import wake_all
@@ -34,12 +35,12 @@ from emulator.topology import Topology
 from emulator.tracing import Op, RankTrace
 from emulator.transport import Area, Bytes, Transport
 
-BARRIER_CHANNEL = 0
-META_BYTES = 32
+__all__ = ["BARRIER_CHANNEL", "META_BYTES", "Device"]
+
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-class Device(PostCalls):
+class Device(ExchangeCalls, PostCalls):
     """What a rank program holds after `emulator.init()`.
 
     Attributes:
@@ -230,63 +231,6 @@ class Device(PostCalls):
     def atomic(self, target: int, word: int, op: int, value: int, compare: int = 0) -> int:
         """Atomic on a word of the target; blocks and returns the old value."""
         return int(self._blocking(Op.ATOMIC, self.engine.atomic, target, word, op, value, compare))
-
-    def exchange(
-        self,
-        channel: int,
-        counts: npt.NDArray[np.int32] | None,
-        row_bytes: int,
-        meta_bytes: int = META_BYTES,
-        pull_start_ps: int = 0,
-        record_ps: int = 0,
-        chain: Sequence[ChainStep] = (),
-        offsets: npt.NDArray[np.int32] | None = None,
-        tag: int = 0,
-    ) -> ExchangeResult:
-        """Take part in the next exchange of a channel; see `Engine.exchange`."""
-        result: ExchangeResult = self._blocking(
-            Op.EXCHANGE, self.engine.exchange,
-            channel, counts, row_bytes, meta_bytes, pull_start_ps, record_ps, chain, offsets, tag,
-        )  # fmt: skip
-        self._after_barrier()
-        return result
-
-    def exchange_post(
-        self,
-        channel: int,
-        counts: npt.NDArray[np.int32] | None,
-        row_bytes: int,
-        meta_bytes: int = META_BYTES,
-        offsets: npt.NDArray[np.int32] | None = None,
-        tag: int = 0,
-    ) -> None:
-        """Announce only, without blocking; see `Engine.exchange_post`."""
-        start = self.engine.now_ps
-        self.engine.exchange_post(channel, counts, row_bytes, meta_bytes, offsets, tag)
-        self.trace.add(Op.EXCHANGE_POST, start, self.engine.now_ps, channel, row_bytes)
-
-    def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:
-        """Wait for the exchange I announced; see `Engine.exchange_wait`."""
-        result: ExchangeResult = self._blocking(
-            Op.EXCHANGE, self.engine.exchange_wait, channel, pull_start_ps, record_ps
-        )
-        self._after_barrier()
-        return result
-
-    def barrier(self) -> None:
-        """Complete my puts, then wait for all ranks: a 32-byte record to everyone, and theirs."""
-        if self.posting.unquiet:
-            self.quiet()
-        if not self._meet():
-            self.exchange(BARRIER_CHANNEL, None, 0)
-            return
-        if self.posting.owners:
-            self.posting.dispatch()
-        self._after_barrier()
-
-    def _after_barrier(self) -> None:
-        for call in self.after_barrier:
-            call()
 
     def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any, record: bool = True) -> Any:
         self._started = self.engine.now_ps

@@ -1,0 +1,93 @@
+"""The calls of a device in which all ranks take part: exchanges and the barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emulator.engine.api import ChainStep, Engine, ExchangeResult
+from emulator.posting import Posting
+from emulator.tracing import Op, RankTrace
+
+BARRIER_CHANNEL = 0
+META_BYTES = 32
+
+
+class ExchangeCalls:
+    """Part of `emulator.device.Device`.
+
+    Attributes:
+        after_barrier: called at the end of each barrier and exchange of mine.
+    """
+
+    engine: Engine
+    trace: RankTrace
+    posting: Posting
+    after_barrier: list[Callable[[], None]]
+    _meet: Callable[[], int]
+
+    def quiet(self) -> None:
+        raise NotImplementedError
+
+    def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def exchange(
+        self,
+        channel: int,
+        counts: npt.NDArray[np.int32] | None,
+        row_bytes: int,
+        meta_bytes: int = META_BYTES,
+        pull_start_ps: int = 0,
+        record_ps: int = 0,
+        chain: Sequence[ChainStep] = (),
+        offsets: npt.NDArray[np.int32] | None = None,
+        tag: int = 0,
+    ) -> ExchangeResult:
+        """Take part in the next exchange of a channel; see `Engine.exchange`."""
+        result: ExchangeResult = self._blocking(
+            Op.EXCHANGE, self.engine.exchange,
+            channel, counts, row_bytes, meta_bytes, pull_start_ps, record_ps, chain, offsets, tag,
+        )  # fmt: skip
+        self._after_barrier()
+        return result
+
+    def exchange_post(
+        self,
+        channel: int,
+        counts: npt.NDArray[np.int32] | None,
+        row_bytes: int,
+        meta_bytes: int = META_BYTES,
+        offsets: npt.NDArray[np.int32] | None = None,
+        tag: int = 0,
+    ) -> None:
+        """Announce only, without blocking; see `Engine.exchange_post`."""
+        start = self.engine.now_ps
+        self.engine.exchange_post(channel, counts, row_bytes, meta_bytes, offsets, tag)
+        self.trace.add(Op.EXCHANGE_POST, start, self.engine.now_ps, channel, row_bytes)
+
+    def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:
+        """Wait for the exchange I announced; see `Engine.exchange_wait`."""
+        result: ExchangeResult = self._blocking(
+            Op.EXCHANGE, self.engine.exchange_wait, channel, pull_start_ps, record_ps
+        )
+        self._after_barrier()
+        return result
+
+    def barrier(self) -> None:
+        """Complete my puts, then wait for all ranks: a 32-byte record to everyone, and theirs."""
+        if self.posting.unquiet:
+            self.quiet()
+        if not self._meet():
+            self.exchange(BARRIER_CHANNEL, None, 0)
+            return
+        if self.posting.owners:
+            self.posting.dispatch()
+        self._after_barrier()
+
+    def _after_barrier(self) -> None:
+        for call in self.after_barrier:
+            call()

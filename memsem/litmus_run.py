@@ -42,6 +42,7 @@ from memsem.litmus_ops import (
     Send,
     Wait,
 )
+from memsem.litmus_urma import UrmaMachine
 from memsem.litmus_verbs import VerbsMachine
 from memsem.ordering import OrderFlags
 
@@ -163,8 +164,11 @@ def run(device: Device, names: Sequence[str], seeds: Sequence[int]) -> dict[str,
     pairs = [(row, index, seed) for index, row in enumerate(rows) for seed in seeds]
     results: dict[str, list[Found]] = {name: [] for name in names}
     machines["message"] = machines["window"]
-    if any(row.path == "verbs" for row in rows):
+    paths = {row.path for row in rows}
+    if "verbs" in paths:
         machines["verbs"] = VerbsMachine(device, window)
+    if "urma" in paths:
+        machines["urma"] = UrmaMachine(device, window)
     for first in range(0, len(pairs), SLOTS):
         batch = [
             _deal(device, row, seed, slot) for slot, (row, _, seed) in enumerate(pairs[first : first + SLOTS])

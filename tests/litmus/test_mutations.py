@@ -52,7 +52,7 @@ Signals.put_signal = skipping
 """
 MUTATIONS = {
     "fence": (NO_FENCE, ["MP+fence", "S+fence", "2+2W+fence", "zero+fence"]),
-    "quiet": (NO_QUIET, ["SB+quiet", "R+quiet+quiet", "MP+quiet+two-homes"]),
+    "quiet": (NO_QUIET, ["SB+quiet", "R+quiet+quiet", "MP+quiet+two-homes", "WRC+message+quiet"]),
     "signal order": (SIGNAL_FREE, ["MP+put_signal", "chunked+own", "counter+all"]),
     "all rails": (ONE_RAIL, ["chunked+rails"]),
     "strong": (NO_STRONG, ["MP+relaxed+strong", "2+2W+relaxed+strong"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from litmus_ranks import ROWS, Observed, observe
 
+from memsem.litmus import by_name
 from memsem.litmus_ops import Litmus
 from memsem.model import outcomes
 
@@ -60,3 +61,5 @@ def test_natural_delivery_shows_nothing_forbidden_either() -> None:
     observed = observe(NAMES, 20, delivery="natural")
     for litmus in ROWS:
         check(litmus, observed)
+    kept = by_name("2W+none")  # without the adversary two puts to one place keep their order (tests-sos #22)
+    assert not any(kept.outcome(dict(pairs)) for pairs in observed[kept.name])

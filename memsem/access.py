@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 COMPARISONS = {"eq": EQ, "ne": NE, "gt": GT, "ge": GE, "lt": LT, "le": LE}
 OPERATIONS = {"set": SET, "add": ADD}
+MAX_CHARGE = 1 << 50
+"""Most bytes one operation may be charged."""
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
@@ -70,6 +72,23 @@ class Access:
     def _error(self, kind: type[UsageError], message: str, value: Any) -> UsageError:
         return misuse(kind, message, rank=self._device.rank, now_ps=self._device.now_ps, value=value)
 
+    def _integer(self, what: str, value: Any, low: int, high: int, kind: type[UsageError] = SizeError) -> int:
+        """Check a number from `low` to `high`; returns it as an int."""
+        if (type(value) is int or isinstance(value, np.integer)) and low <= value <= high:
+            return int(value)
+        raise self._error(kind, f"{what} must be an integer from {low} to {high}, got {value!r}", value)
+
+    def _integers(self, what: str, values: npt.ArrayLike, count: int, low: int, high: int) -> Int64:
+        """Check numbers from `low` to `high`, one for all or one each; returns int64 [count]."""
+        found = np.asarray(values)
+        if found.size and (found.dtype.kind not in "iu" or found.min() < low or found.max() > high):
+            message = f"{what} must be integers from {low} to {high}, got {values!r:.60}"
+            raise self._error(SizeError, message, values)
+        if found.shape not in ((), (1,), (count,)):
+            message = f"{what}: {found.shape} numbers for {count} pieces; one for all or one each"
+            raise self._error(SizeError, message, found.shape)
+        return np.broadcast_to(found.astype(np.int64), count)
+
     def _check_open(self) -> None:
         if self._freed or (self._piece is not None and self._piece.freed):
             raise self._error(OffsetError, "window: its memory has been freed", self._base)
@@ -105,6 +124,8 @@ class Access:
 
     def _out(self, call: str, out: Array, count: int | None) -> Array:
         """Check an array to be filled; returns it flat, in memory order."""
+        if not isinstance(out, np.ndarray):
+            raise self._error(DtypeError, f"{call}: out must be an array, got {type(out).__name__}", out)
         self._check_contiguous(f"{call}: out", out)
         if not out.flags.writeable:
             raise self._error(StateError, f"{call}: out is read-only", out.shape)
@@ -117,36 +138,45 @@ class Access:
     def _rank(self, rank: int) -> int:
         """Check a rank of the team; returns its number in the machine."""
         ranks = self._device.num_ranks if self.team is None else self.team.size
-        if not 0 <= rank < ranks:
+        if not (type(rank) is int or isinstance(rank, np.integer)) or not 0 <= rank < ranks:
             raise self._error(SizeError, f"window: no rank {rank}; ranks are 0 to {ranks - 1}", rank)
+        rank = int(rank)
         return rank if self.team is None else self.team.members[rank]
 
     def _check_range(self, call: str, offset: int, count: int) -> None:
         self._check_open()
+        if type(offset) is not int or type(count) is not int:
+            offset = self._integer(f"{call}: offset", offset, -(1 << 62), 1 << 62, OffsetError)
+            count = self._integer(f"{call}: count", count, -(1 << 62), 1 << 62, OffsetError)
         if offset < 0 or count < 0 or offset + count > self.size:
             where = f"elements {offset} to {offset + count}"
             message = f"{call}: {where} are not within the {self.size} of the window"
             raise self._error(OffsetError, message, offset)
 
     def _word(self, signal: int) -> int:
-        if not 0 <= signal < self.num_signals:
+        known = type(signal) is int or isinstance(signal, np.integer)
+        if not known or not 0 <= signal < self.num_signals:
             message = f"window: no signal {signal}; this window has {self.num_signals}, from 0 on"
             raise self._error(OffsetError, message, signal)
         self._check_open()
-        return self._first_word + signal
+        return self._first_word + int(signal)
 
     def _charge(self, charge: int | None, real: int) -> int:
         if charge is None:
             return real
-        if charge < 0:
+        if type(charge) is int and charge < 0:
             raise self._error(SizeError, f"window: charge_bytes must not be negative, got {charge}", charge)
-        return charge
+        return self._integer("window: charge_bytes", charge, 0, MAX_CHARGE)
+
+    def _value(self, value: Any) -> int:
+        """Check what a signal word is to hold or compare with."""
+        return self._integer("window: a signal's value", value, -(1 << 63), (1 << 63) - 1)
 
     def _operation(self, op: str) -> int:
         return OPERATIONS[self._choose("op", op, OPERATIONS)]
 
     def _choose(self, name: str, word: str, choices: Iterable[str]) -> str:
-        if word not in choices:
+        if not isinstance(word, str) or word not in choices:
             near = difflib.get_close_matches(str(word), choices, n=1, cutoff=0.0)[0]
             message = f"window: {name} {word!r} is not one of {', '.join(choices)}; did you mean {near!r}?"
             raise self._error(UsageError, message, word)

@@ -115,7 +115,7 @@ class Atomics(Signals):
         self._check_operand(compare)
         ops.enter()
         ops.make_room()
-        flags = OrderFlags.of(order)
+        flags = self._flags(order)
         fields = {"order": flags.bits, "rd_below": int(flags.fence)}
         if device.fence_seq:  # a request is faster than a put: even the fabric's own order needs it
             fields |= {"order": flags.bits | ORD_FENCE, "fence": device.fence_seq}

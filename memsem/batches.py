@@ -12,7 +12,7 @@ import numpy.typing as npt
 from emulator.engine.posts import K_PUT, Posts, new_posts
 from emulator.errors import OffsetError, SizeError
 from emulator.memory import as_bytes
-from memsem.access import Array, Int64
+from memsem.access import MAX_CHARGE, Array, Int64
 from memsem.checkfile import Kind
 from memsem.movement import Movement
 from memsem.ordering import UNORDERED, OrderFlags
@@ -59,11 +59,11 @@ class Batches(Movement):
         words = None if signals is None else self._words(signals, len(where[0]))
         charged = where[2] * self.dtype.itemsize
         if charge_bytes is not None:
-            charged = np.broadcast_to(np.asarray(charge_bytes, np.int64), charged.shape)
-            self._charge(int(charged.min(initial=0)), 0)
+            charged = self._integers("charge_bytes", charge_bytes, charged.size, 0, MAX_CHARGE)
         kind = 0 if words is None else self._operation(op)
-        flags = OrderFlags.of(order)
-        self._put_pieces(data, where, charged, engine, cores, flags, words, kind, values)
+        flags = self._flags(order)
+        numbers = self._integers("values", values, charged.size, -(1 << 63), (1 << 63) - 1)
+        self._put_pieces(data, where, charged, engine, cores, flags, words, kind, numbers)
 
     def _pieces(
         self, call: str, ranks: npt.ArrayLike, offsets: npt.ArrayLike, counts: npt.ArrayLike, total: int
@@ -92,8 +92,8 @@ class Batches(Movement):
         return homes, at, sizes
 
     def _words(self, signals: npt.ArrayLike, count: int) -> Int64:
-        words = np.broadcast_to(np.asarray(signals, np.int64), count)
-        for signal in {int(words.min(initial=0)), int(words.max(initial=0))} if count else set():
+        words = self._integers("signals", signals, count, -(1 << 62), 1 << 62)
+        for signal in (int(words.min()), int(words.max())) if count else ():
             self._word(signal)
         return words + self._first_word
 
@@ -107,7 +107,7 @@ class Batches(Movement):
         flags: OrderFlags,
         words: Int64 | None = None,
         op: int = 0,
-        values: npt.ArrayLike = 0,
+        values: Int64 | int = 0,
     ) -> None:
         homes, offsets, counts = where
         item, ops = self.dtype.itemsize, self._ops
@@ -224,7 +224,7 @@ class Batches(Movement):
         at = at[:1] if dst_stride == block else at
         where = self._pieces("iput", dst, at, run, taken.size)
         charged = where[2] * self.dtype.itemsize
-        self._put_pieces(data[taken], where, charged, engine, cores, OrderFlags.of(order))
+        self._put_pieces(data[taken], where, charged, engine, cores, self._flags(order))
 
     def iget(
         self,
@@ -262,11 +262,13 @@ class Batches(Movement):
     ) -> tuple[Int64, Int64]:
         """Where the blocks lie in the remote array, int64 [count], and which elements of the near one they
         are, int64 [count * block]."""
+        for what, number in (("block", block), ("stride", far), ("stride", near), ("offset", offset)):
+            self._integer(f"{call}: {what}", number, -(1 << 31), 1 << 62)
         if block < 1 or far < block or near < block:
             message = f"{call}: strides {far} and {near} must be at least the block of {block}, and that 1"
             raise self._error(SizeError, message, (far, near, block))
         fits = 0 if size < block else (size - block) // near + 1
-        count = fits if count is None else count
+        count = fits if count is None else self._integer(f"{call}: count", count, -(1 << 31), 1 << 62)
         if not 0 <= count <= fits:
             message = f"{call}: {count} blocks asked for, an array of {size} with stride {near} has {fits}"
             raise self._error(SizeError, message, count)

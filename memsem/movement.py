@@ -57,7 +57,7 @@ class Movement(Ordering):
             UsageError: no such rank, engine or order. OffsetError: out of range. DtypeError: wrong dtype.
             SizeError: non-contiguous source, negative charge. RankLostError: dst is known to be dead.
         """
-        self._put(dst, src, offset, charge_bytes, engine, cores, OrderFlags.of(order))
+        self._put(dst, src, offset, charge_bytes, engine, cores, self._flags(order))
 
     def put_nbi(
         self,
@@ -75,7 +75,7 @@ class Movement(Ordering):
         Completion: `src` must not change, and the bytes need not be there, until `wait` of the result or
         `quiet`. (They are taken at the call; with `check_races` a change in between is reported.)
         """
-        flags = OrderFlags.of(order)
+        flags = self._flags(order)
         pending = self._put(dst, src, offset, charge_bytes, engine, cores, flags, nbi=True)
         assert pending is not None
         return pending
@@ -98,6 +98,8 @@ class Movement(Ordering):
         data, home, ops = self._source(src), self._rank(dst), self._ops
         self._check_range("put", offset, data.size)
         charged = self._charge(charge, data.nbytes)
+        if word is not None:
+            value = self._value(value)
         shape = ops.shape("put", home, charged, engine, cores)
         ops.enter()
         low, rd_below = self._byte(offset), int(flags.fence)
@@ -161,7 +163,7 @@ class Movement(Ordering):
             flat = self._out("get", out, count)
             count = out.size
         count = self.size - offset if count is None else count
-        flags = OrderFlags.of(order)
+        flags = self._flags(order)
         handle, _ = self._start_get("get", home, offset, count, charge_bytes, engine, cores, flags)
         data = self._device.wait_get(handle).view(self.dtype)
         if out is None:
@@ -185,7 +187,7 @@ class Movement(Ordering):
         Completion: `out` holds the data after `wait` of the result or `quiet`, and must not be used before.
         With 96 of mine under way, one more first waits for the oldest.
         """
-        flat, flags, home = self._out("get_nbi", out, None), OrderFlags.of(order), self._rank(src_rank)
+        flat, flags, home = self._out("get_nbi", out, None), self._flags(order), self._rank(src_rank)
         self._ops.make_room()
         handle, record = self._start_get(
             "get_nbi", home, offset, out.size, charge_bytes, engine, cores, flags, Kind.GET_NBI

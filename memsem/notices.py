@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.engine.api import SET
-from emulator.errors import SizeError
 from memsem.access import COMPARISONS, OPERATIONS
 from memsem.batches import Batches
 from memsem.checkfile import Kind
@@ -49,7 +48,7 @@ class Notices(Batches):
         Raises:
             UsageError: as `put`; no such operation. OffsetError: no such signal.
         """
-        flags, word, what = OrderFlags.of(order), self._word(signal), self._operation(op)
+        flags, word, what = self._flags(order), self._word(signal), self._operation(op)
         self._put(dst, src, offset, charge_bytes, engine, cores, flags, word, what, value)
 
     def put_signal_nbi(
@@ -70,7 +69,7 @@ class Notices(Batches):
 
         Completion: `src` must not change before `wait` of the result or `quiet`.
         """
-        flags, word, what = OrderFlags.of(order), self._word(signal), self._operation(op)
+        flags, word, what = self._flags(order), self._word(signal), self._operation(op)
         pending = self._put(dst, src, offset, charge_bytes, engine, cores, flags, word, what, value, nbi=True)
         assert pending is not None
         return pending
@@ -112,9 +111,8 @@ class Notices(Batches):
         Raises:
             SizeError: `imm` does not fit 32 bits. Otherwise as `put`.
         """
-        if not 0 <= imm < 1 << IMMEDIATE_BITS:
-            raise self._error(SizeError, f"write_imm: {imm} does not fit 32 bits", imm)
-        flags = OrderFlags.of(order)
+        imm = self._integer("write_imm: imm", imm, 0, (1 << IMMEDIATE_BITS) - 1)
+        flags = self._flags(order)
         self._put(dst, src, offset, charge_bytes, engine, cores, flags, None, 0, imm, imm=True)
 
     def poll_imm(self) -> Immediate | None:

@@ -130,13 +130,26 @@ class Operations:
     def shape(self, call: str, home: int, nbytes: int, engine: str | None, cores: int | None) -> Shape:
         """Shape of a "put" or "get" of so many charged bytes; by the run's default engine without one."""
         device = self.device
+        if not isinstance(engine, str | None) or not isinstance(cores, int | None):
+            message = f"window: engine {engine!r} must be a name, and cores {cores!r} an integer"
+            where = {"rank": device.rank, "now_ps": device.now_ps}
+            raise misuse(UsageError, message, value=(engine, cores), **where)
         key = (call, device.engine.link_class(home), nbytes, engine or device.config.engine_default, cores)
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) > 4096:
                 self._shapes.clear()
-            found = self._shapes[key] = getattr(device.fabric, call)(*key[1:])
+            found = self._shapes[key] = self._priced(call, *key[1:])
         return found
+
+    def _priced(self, call: str, *arguments: Any) -> Shape:
+        device = self.device
+        try:
+            shape: Shape = getattr(device.fabric, call)(*arguments)
+        except UsageError as error:
+            where = {"rank": device.rank, "now_ps": device.now_ps}
+            raise misuse(UsageError, f"window: {error.message}", value=arguments[2], **where) from None
+        return shape
 
     def atomic_shape(self, home: int) -> Shape:
         """Shape of an atomic on an element."""

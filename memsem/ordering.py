@@ -43,7 +43,7 @@ class OrderFlags:
         Raises:
             UsageError: no such place order.
         """
-        flags = order if isinstance(order, OrderFlags) else _NAMED.get(order)
+        flags = order if isinstance(order, OrderFlags) else _NAMED.get(str(order))
         if flags is None or flags.place not in PLACES:
             word = order.place if isinstance(order, OrderFlags) else order
             raise UsageError(f"window: order {word!r} is not one of {', '.join(PLACES)}, nor OrderFlags")
@@ -61,6 +61,12 @@ UNORDERED = _NAMED["none"]
 
 class Ordering(Access):
     """Calls that order and complete; they concern all windows of the rank."""
+
+    def _flags(self, order: str | OrderFlags) -> OrderFlags:
+        try:
+            return OrderFlags.of(order)
+        except UsageError as error:
+            raise self._error(UsageError, error.message, order) from None
 
     def fence(self) -> None:
         """Order my puts, signals and atomics to each target: those before are placed before those after.

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from emulator.engine.api import SET, TIMEOUT
 from emulator.engine.posts import K_LOCAL, new_posts
 from emulator.errors import SizeError
@@ -37,7 +39,8 @@ class Signals(Notices):
         Raises:
             UsageError: no such signal or comparison. DeadlockError: nothing can ever fulfil it.
         """
-        word, how = self._word(signal), self._comparison(cmp)
+        word, how, value = self._word(signal), self._comparison(cmp), self._value(value)
+        timeout_ps = self._timeout(timeout_ps)
         self._ops.enter()
         if self._device.wait([(word, how, value)], timeout_ps=timeout_ps) == TIMEOUT:
             return None
@@ -61,7 +64,7 @@ class Signals(Notices):
 
         Completion, Raises: as `signal_wait_until`; SizeError when the lengths differ.
         """
-        conditions = self._conditions(signals, cmp, values)
+        conditions, timeout_ps = self._conditions(signals, cmp, values), self._timeout(timeout_ps)
         self._ops.enter()
         if conditions and self._device.wait(conditions, timeout_ps=timeout_ps) == TIMEOUT:
             return False
@@ -83,7 +86,7 @@ class Signals(Notices):
 
         Completion, Raises: as `wait_until_all`; SizeError when there are no signals, since none can come.
         """
-        conditions = self._conditions(signals, cmp, values)
+        conditions, timeout_ps = self._conditions(signals, cmp, values), self._timeout(timeout_ps)
         if not conditions:
             raise self._error(SizeError, "wait_until_any: no signals to wait for", 0)
         self._ops.enter()
@@ -115,7 +118,7 @@ class Signals(Notices):
 
     def test(self, signal: int, cmp: str, value: int) -> bool:
         """Does my signal word compare as asked now? Costs a poll; see `Engine.test`."""
-        condition = self._word(signal), self._comparison(cmp), value
+        condition = self._word(signal), self._comparison(cmp), self._value(value)
         self._ops.enter()
         return self._test(condition)
 
@@ -153,7 +156,7 @@ class Signals(Notices):
         A signal that was sent and has not come yet is then *not* part of it, and one that has come is lost:
         reset only what no rank can be signalling (wait for an acknowledgement first), or count epochs.
         """
-        word = self._word(signal)
+        word, value = self._word(signal), self._value(value)
         self._ops.enter()
         post = new_posts(1, kind=K_LOCAL, word=word, op=SET, value=value, peer=self._device.rank)
         self._device.post(post, None, Op.PUT)
@@ -176,14 +179,20 @@ class Signals(Notices):
         word, how, value = condition
         self._ops.note(Kind.WAIT, home=self._device.rank, word=word, op=how, value=value)
 
+    def _timeout(self, timeout_ps: int | None) -> int | None:
+        if timeout_ps is None:
+            return None
+        return self._integer("window: timeout_ps", timeout_ps, 0, 1 << 60)
+
     def _comparison(self, cmp: str) -> int:
         return COMPARISONS[self._choose("cmp", cmp, COMPARISONS)]
 
     def _conditions(
         self, signals: Sequence[int], cmp: str, values: int | Sequence[int]
     ) -> list[tuple[int, int, int]]:
-        how, words = self._comparison(cmp), [self._word(int(signal)) for signal in signals]
-        wanted = [values] * len(words) if isinstance(values, int) else [int(v) for v in values]
+        how, words = self._comparison(cmp), [self._word(signal) for signal in signals]
+        several = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+        wanted = [self._value(v) for v in (values if several else [values] * len(words))]  # type: ignore[union-attr]
         if len(wanted) != len(words):
             message = f"window: {len(words)} signals and {len(wanted)} values; one for all or one each"
             raise self._error(SizeError, message, len(wanted))

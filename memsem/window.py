@@ -17,6 +17,7 @@ Names and completion semantics follow OpenSHMEM 1.5 (sections 9.6 to 9.10) and s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,9 +64,9 @@ class Window(Atomics):
             dtype that holds references.
         """
         device = device or emulator.device()
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         kind = np.dtype(dtype)
-        if any(n < 0 for n in shape) or signals < 0:
+        if not all(isinstance(n, int | np.integer) and n >= 0 for n in (*shape, signals)):
             message = f"window: sizes must not be negative, got shape {shape} and {signals} signals"
             raise misuse(SizeError, message, rank=device.rank, now_ps=device.now_ps, value=(shape, signals))
         cls.check_dtype(device, kind)

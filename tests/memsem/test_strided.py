@@ -161,7 +161,7 @@ refused(SizeError, "integers are needed", window.put_batch, [0.5], data[:1], [0]
 error = refused(OffsetError, "piece 1: elements 8 to 11", window.put_batch, 0, data[:6], [0, 8], 3)
 assert (error.rank, error.now_ps, error.value) == (device.rank, device.now_ps, 8)
 refused(OffsetError, "no signal 9", window.put_batch, 0, data[:2], [0, 1], signals=[0, 9])
-refused(SizeError, "charge_bytes must not be negative", window.put_batch, 0, data[:1], 0, charge_bytes=-1)
+refused(SizeError, "charge_bytes must be integers from 0", window.put_batch, 0, data[:1], 0, charge_bytes=-1)
 refused(UsageError, "'sub' is not one of set, add", window.put_batch, 0, data[:1], 0, signals=0, op="sub")
 window.put_batch([], data[:0], [])                       # nothing at all is fine
 window.iput(0, data[:0], 10)

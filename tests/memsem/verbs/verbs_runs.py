@@ -1,5 +1,6 @@
 """Start the rank programs of `programs/` and hand out what each case saw; a start is shared by all tests."""
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -33,9 +34,9 @@ def start(module: str, num_ranks: int = 2, jitter: str = "", **config) -> Ran:
 
 
 def seen(module: str, case: str, **config):
-    """What side 0 and side 1 (...) saw in a case, as JSON has it."""
+    """What side 0 and side 1 (...) saw in a case, as JSON has it; a copy, for the start is shared."""
     ran = start(module, **config)
-    return [ran.reports[rank]["cases"][case]["seen"] for rank in sorted(ran.reports)]
+    return copy.deepcopy([ran.reports[rank]["cases"][case]["seen"] for rank in sorted(ran.reports)])
 
 
 def outcome(ran: Ran) -> str:

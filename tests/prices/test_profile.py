@@ -13,6 +13,9 @@ SHIPPED = Path(__file__).parents[2] / "emulator" / "profiles" / "cloudmatrix384.
 LINE = 'latency_inter_us = { value = 2.0, unit = "us"'
 
 
+PROFILES = sorted(path.stem for path in SHIPPED.parent.glob("*.toml"))
+
+
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     return load_profile("cloudmatrix384")
@@ -27,8 +30,9 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_every_number_has_unit_source_and_label(profile: Profile) -> None:
-    entries = dict(profile.items())
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_number_has_unit_source_and_label(name: str) -> None:
+    entries = dict(load_profile(name).items())
     assert set(entries) == set(PROFILE_KEYS)
     for key, entry in entries.items():
         assert entry.unit == PROFILE_KEYS[key].unit
@@ -37,6 +41,24 @@ def test_every_number_has_unit_source_and_label(profile: Profile) -> None:
         if entry.label == "published":
             assert re.search(r"arXiv \d{4}\.\d{5}|github|[\w-]+/[\w-]+", entry.source), key
         assert not re.search(r"/work|/tmp|facts/|calibration\.json", entry.source), key
+
+
+def test_what_is_not_of_a_machine_is_not_published_for_it() -> None:
+    """ib-hdr and rdma-400g have a pod and NICs of their own; all else is cloudmatrix384's, and says so."""
+    assert PROFILES == ["cloudmatrix384", "ib-hdr", "rdma-400g"]
+    ours = dict(load_profile("cloudmatrix384").items())
+    for name in PROFILES[1:]:
+        for key, entry in load_profile(name).items():
+            if key.split(".")[0] not in ("pod", "rdma", "message", "engine"):
+                assert entry.value == ours[key].value and entry.label == "assumed"
+                assert entry.source == "not this machine: as cloudmatrix384"
+
+
+def test_the_rdma_plane_of_this_machine_is_derived(profile: Profile) -> None:
+    labels = profile.labels()
+    assert labels["rdma.gb_per_s"] == "published"
+    for key in ("rdma.efficiency", "rdma.pcie_us", "rdma.hop_us", "vpc.gb_per_s"):
+        assert labels[key] == "derived"
 
 
 @pytest.mark.parametrize(

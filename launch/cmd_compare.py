@@ -5,6 +5,7 @@ Exit code 0: results and link bytes are equal on all paths; 1: they are not, or 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from collectives.compare.plot import check_plot, plot
 from collectives.compare.report import PATHS, Comparison, table
 from collectives.compare.workloads import WORKLOADS, Setting, make
 from emulator.errors import UsageError
+from emulator.profile import load_profile
 from launch import run
 from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
+from memsem.bench.labels import path_label
 from memsem.bench.shapes import parse_sizes
 
 _DEFAULT_SIZES = {"pingpong": "8:4M", "halo": "64:1M", "dispatch": "512,1920,7680", "kv-transfer": "4K:1M"}
@@ -87,7 +90,11 @@ def compare_command(
         **_room(spec, num_ranks),
     }
     comparison, code = _run(spec, num_ranks, config)
-    return code if comparison is None else _tell(comparison, json_out, plot_out)
+    if comparison is None:
+        return code
+    profile = load_profile(pod, settings)
+    labels = {name: path_label(profile, name) for name in chosen}
+    return _tell(dataclasses.replace(comparison, labels=labels), json_out, plot_out)
 
 
 def _room(spec: dict[str, Any], num_ranks: int) -> dict[str, int]:

@@ -12,7 +12,6 @@ seeds: a row that fails is run again with its seed.
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -259,7 +258,3 @@ def main(argv: Sequence[str]) -> None:
     device = emulator.init()
     results = run(device, names, range(first, first + count))
     (directory / f"litmus-{device.rank}.json").write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -58,7 +58,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All measurements of one `superpod compare`."""
+    """All measurements of one `superpod compare`; `labels` say by path where its numbers come from."""
 
     op: str
     num_ranks: int
@@ -147,9 +147,10 @@ def _spans(flags: Sequence[tuple[int, bool]]) -> str:
 def table(comparison: Comparison) -> Table:
     """The table that `superpod compare` prints."""
     wins = ", ".join(f"{NAMES[path]}: {sizes}" for path, sizes in comparison.winning_sizes().items())
+    labels = "; ".join(f"{path} {label}" for path, label in comparison.labels.items())
     result = Table(
         title=f"compare {comparison.op}, {comparison.num_ranks} ranks (virtual time)",
-        caption=f"Fastest (*): {wins}",
+        caption=f"Fastest (*): {wins}" + (f". Numbers: {labels}" if labels else ""),
     )
     for name in (
         "size",

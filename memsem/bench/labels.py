@@ -17,13 +17,21 @@ _DMA = ("dma.start_us", "dma.block_us", "dma.gb_per_s")
 def label_of(profile: Profile, spec: BenchSpec) -> str:
     """Return measured, published, derived, assumed or override."""
     if spec.path != "mem":
-        section = {"verbs": "rdma", "mpi": "message"}[spec.path]
-        overridden = any(e.label == OVERRIDE for key, e in profile.items() if key.startswith(f"{section}."))
-        return OVERRIDE if overridden else "derived"
+        return path_label(profile, spec.path)
     cls = _CLASSES[spec.pair]
     direction = "write" if spec.op in ("put", "put_signal") else "read"
     keys = [f"ub.latency_{cls}_us"]
     if spec.op != "cas" and (spec.kind != "lat" or max(spec.sizes) > 4096):
         keys.append(f"ub.{direction}_{cls}_gb_per_s")
     keys += _DMA if spec.engine == "dma" else ()
+    return max((profile.entry(key).label for key in keys), key=_ORDER.index)
+
+
+def path_label(profile: Profile, path: str) -> str:
+    """Return the label of all figures of a path together: "mem" by mte at any distance, "verbs" or "mpi"."""
+    if path != "mem":
+        section = {"verbs": "rdma", "mpi": "message"}[path]
+        overridden = any(e.label == OVERRIDE for key, e in profile.items() if key.startswith(f"{section}."))
+        return OVERRIDE if overridden else "derived"
+    keys = [key for cls in _CLASSES.values() for key in (f"ub.latency_{cls}_us", f"ub.write_{cls}_gb_per_s")]
     return max((profile.entry(key).label for key in keys), key=_ORDER.index)

@@ -8,7 +8,9 @@ import parsers
 import pytest
 
 from emulator.errors import UsageError
+from emulator.profile import load_profile
 from memsem.bench import BenchSpec, Sample, parse_sizes, render
+from memsem.bench.labels import label_of, path_label
 
 
 def spec(kind: str = "lat", op: str = "put", path: str = "mem", **more: object) -> BenchSpec:
@@ -70,6 +72,15 @@ def test_sizes() -> None:
     assert parse_sizes("8:64") == (8, 16, 32, 64) and parse_sizes("2") == (2,)
     assert parse_sizes("8:16M")[-1] == 16 << 20 and parse_sizes("1K,3K") == (1024, 3072)
     assert parse_sizes("4G") == (1 << 32,) and parse_sizes("8:20") == (8, 16, 20)
+
+
+def test_labels_are_the_weakest_of_the_numbers_behind_a_figure() -> None:
+    profile = load_profile("cloudmatrix384")
+    assert label_of(profile, spec("lat")) == profile.entry("ub.latency_intra_us").label
+    assert label_of(profile, spec("lat", "write", "verbs")) == "derived" == path_label(profile, "mpi")
+    changed = load_profile("cloudmatrix384", {"ub.latency_intra_us": "4"})
+    assert label_of(changed, spec("lat")) == "override" == path_label(changed, "mem")
+    assert label_of(changed, spec("lat", "write", "verbs")) == "derived"
 
 
 def test_what_is_really_moved_is_bounded() -> None:

@@ -50,9 +50,18 @@ def test_equal_results_and_bytes_are_demanded() -> None:
 
 def test_table_tells_everything() -> None:
     out = io.StringIO()
-    Console(file=out, width=160).print(table(RUN))
+    labelled = dataclasses.replace(RUN, labels={"mem": "published", "verbs": "derived"})
+    Console(file=out, width=160).print(table(labelled))
     text = out.getvalue()
-    for word in ("halo, 2 ranks", "mem *", "flag 2", "latency", "1 KiB", "memory windows: 8 B, 1 KiB"):
+    for word in (
+        "halo, 2 ranks",
+        "mem *",
+        "flag 2",
+        "latency",
+        "1 KiB",
+        "memory windows: 8 B, 1 KiB",
+        "verbs derived",
+    ):
         assert word in text, word
 
 

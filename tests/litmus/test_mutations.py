@@ -40,8 +40,12 @@ from memsem.ordering import PLACES
 PLACES["strong"] = PLACES["relaxed"]
 """
 NO_WR_FENCE = """
-from memsem.operations import Operations
-Operations.rd_below = lambda self, home, wanted: 0
+from emulator.device import Device
+post = Device.post
+def unheld(self, posts, *more, **options):
+    posts["rd_below"] = 0
+    return post(self, posts, *more, **options)
+Device.post = unheld
 """
 SKIP_EMPTY = """
 from memsem.signals import Signals

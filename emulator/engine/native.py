@@ -266,11 +266,8 @@ class NativeEngine(BaseEngine):
             missing = np.empty(self.num_ranks, dtype=np.int32)
             k = self._lib.sp_missing(self._me, row[6], missing.ctypes.data) if row[1] == W_EXCHANGE else 0
             args = (row[2], row[3], row[4])
-            waiters.append(
-                make_waiter(
-                    rank, row[1], args, row[5], conditions.tolist(), bool(row[8]), missing[:k].tolist()
-                )
-            )
+            facts = args, row[5], conditions.tolist(), bool(row[8]), missing[:k].tolist()
+            waiters.append(make_waiter(rank, row[1], *facts, inbox_word=self.inbox_word))
         return waiters
 
     def statistics(self) -> Statistics:

@@ -80,21 +80,32 @@ def ranges(ranks: Sequence[int], most: int = 8) -> str:
 
 
 def make_waiter(
-    rank: int, wait: int, args: tuple[int, int, int], since: int, conditions: Any, any_: bool, missing: Any
+    rank: int,
+    wait: int,
+    args: tuple[int, int, int],
+    since: int,
+    conditions: Any,
+    any_: bool,
+    missing: Any,
+    inbox_word: int = -1,
 ) -> Waiter:
     """Say what a blocked rank waits for. missing: ranks that have not posted its exchange."""
     a, b, c = args
+
+    def word(number: int) -> str:
+        return "inbox records" if number == inbox_word else f"word {number}"
+
     detail = {
         W_GET: f"(handle {a})",
         W_ATOMIC: f"(rank {a}, word {b})",
-        W_READ: f"(word {a})",
-        W_TEST: f"(word {a} {COMPARISONS[b % 6]} {c})",
-        W_POLL: f"(word {a} {COMPARISONS[b % 6]} {c})",
+        W_READ: f"({word(a)})",
+        W_TEST: f"({word(a)} {COMPARISONS[b % 6]} {c})",
+        W_POLL: f"({word(a)} {COMPARISONS[b % 6]} {c})",
         W_EXCHANGE: f"(channel {a})",
     }.get(wait, "")
     if wait == W_WAIT:
         joint = " or " if any_ else " and "
-        detail = "(" + joint.join(f"word {w} {COMPARISONS[k]} {v}" for w, k, v in conditions) + ")"
+        detail = "(" + joint.join(f"{word(w)} {COMPARISONS[k]} {v}" for w, k, v in conditions) + ")"
     waits_for = missing if wait == W_EXCHANGE else [a] if wait == W_ATOMIC else None
     return Waiter(
         rank=rank, operation=OPERATIONS[wait], since_ps=since, detail=detail, waits_for=waits_for, wait=wait

@@ -181,7 +181,7 @@ def test_every_process_maps_the_buffer_elsewhere(kind):
     places = mmap.mmap(-1, 8 * cfg.num_ranks)
 
     def rank_program(rank):
-        padding = [mmap.mmap(-1, (rank + 1) << 20) for _ in range(3)]
+        padding = [mmap.mmap(-1, size) for _ in range(rank)]  # what is free first is taken
         buf = mmap.mmap(fd, size)
         where = np.frombuffer(buf, np.uint8).ctypes.data
         engine = engine_attach(buf, cfg, kind, rank)

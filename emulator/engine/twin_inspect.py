@@ -102,7 +102,8 @@ class TwinInspect(TwinEntry):
                 missing = np.flatnonzero(m.posted_at[m.slot[p]] == INF).tolist()
             conditions = m.conditions_of(p) if m.wait[p] == W_WAIT else []
             args = (m.a[p], m.b[p], m.c[p])
-            waiters.append(make_waiter(p, m.wait[p], args, m.since[p], conditions, bool(m.any[p]), missing))
+            what = (p, m.wait[p], args, m.since[p], conditions, bool(m.any[p]), missing)
+            waiters.append(make_waiter(*what, inbox_word=self.inbox_word))
         return waiters
 
     def statistics(self) -> Statistics:

@@ -211,6 +211,16 @@ def test_waiting_for_a_record(kind):
     assert [r.seq for r in records(there)] == [1, 2] and [x.value for x in there[2:]] == [2, 1]
 
 
+def test_report_of_a_wait_for_records(kind):
+    """A deadlock says that it is the inbox that is waited for."""
+
+    def waits():
+        yield "wait", {"conditions": ((16, 3, 1),), "any_": False, "timeout": None}
+
+    (here, _), _ = play(machine(), kind, waits(), idle())
+    assert here[-1].call == "deadlock" and "inbox records >= 1" in here[-1].value
+
+
 def test_records_up_to_the_last_observation(kind):
     """A record that came after the last blocking call is not shown yet."""
 

@@ -20,7 +20,8 @@ and match prices `message.*` of the profile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -174,16 +175,24 @@ class Endpoint:
         Raises:
             DeadlockError: nothing can make it so; the message says what this rank waits for.
         """
-        try:
+        with self._named(call):
             while not ready():
                 self.device.wait_inbox(self.device.inbox_seen)
+
+    def poll(self, call: str) -> None:
+        """Look once for new records; in vain, it moves the clock to the next tick that may differ. Raises as
+        `wait`, when every rank polls in vain."""
+        with self._named(call):
+            self.device.test_inbox(self.device.inbox_seen)
+
+    @contextlib.contextmanager
+    def _named(self, call: str) -> Iterator[None]:
+        """Say in a deadlock's report what this rank was in."""
+        try:
+            yield
         except DeadlockError as error:
             text = f"{error.message}; rank {self.device.rank} is in {call}"
-            raise DeadlockError(text, error.waiters) from None
-
-    def poll(self) -> None:
-        """Look once for new records; in vain, it moves the clock to the next tick that may differ."""
-        self.device.test_inbox(self.device.inbox_seen)
+            raise DeadlockError(text, **error.fields) from None
 
     def found(self, context: int, source: int, tag: int) -> tuple[int, int, int] | None:
         """Return (source, tag, bytes) of the oldest message no receive has taken, of those seen so far."""

@@ -4,8 +4,8 @@
     comm = MPI.COMM_WORLD               # starts the machine at its first use
     if comm.Get_rank() == 0: comm.send({"a": 7}, dest=1)
 
-Point-to-point calls, requests, statuses, datatypes, communicators (`Dup`, `Split`, `Split_type`) and
-`Barrier` are here; collectives of data, windows, files and groups are not (the packages `collectives` and
+Point-to-point calls, requests, statuses, datatypes, communicators (`Dup`, `Split`, grids) and `Barrier` are
+here; collectives of data, windows, files and groups are not (the packages `collectives` and
 `memsem.window` have what the machine offers). `Wtime` is virtual time.
 """
 
@@ -18,6 +18,7 @@ import emulator
 from emulator import Device
 from emulator.errors import UsageError
 from memsem import basic_types
+from memsem.cart import Cartcomm, Compute_dims, Intracomm
 from memsem.communicator import (
     COMM_TYPE_SHARED,
     CONGRUENT,
@@ -36,6 +37,7 @@ from memsem.mpi_errors import (
     ERR_BUFFER,
     ERR_COMM,
     ERR_COUNT,
+    ERR_DIMS,
     ERR_IN_STATUS,
     ERR_OTHER,
     ERR_PENDING,
@@ -57,22 +59,22 @@ from memsem.status import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = 0, 1, 2, 3
 VERSION, SUBVERSION = 4, 1
 MAX_PROCESSOR_NAME = 256
-Intracomm = Comm
 COMM_NULL = Comm(None, -1, ())
-COMM_WORLD: Comm
-COMM_SELF: Comm
+COMM_WORLD: Intracomm
+COMM_SELF: Intracomm
 _PS_PER_S = 10**12
 _ended: list[bool] = []
 
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "COMM_NULL", "COMM_SELF", "COMM_TYPE_SHARED", "COMM_WORLD", "CONGRUENT",
-    "Comm", "DATATYPE_NULL", "Datatype", "ERR_ARG", "ERR_BUFFER", "ERR_COMM", "ERR_COUNT", "ERR_IN_STATUS",
-    "ERR_OTHER", "ERR_PENDING", "ERR_RANK", "ERR_REQUEST", "ERR_TAG", "ERR_TRUNCATE", "ERR_TYPE",
-    "Exception", "Finalize", "Get_error_class", "Get_error_string", "Get_processor_name", "Get_version",
-    "IDENT", "Init", "Init_thread", "Intracomm", "Is_finalized", "Is_initialized", "MAX_PROCESSOR_NAME",
-    "Message", "ORDER_C", "ORDER_FORTRAN", "PROC_NULL", "Prequest", "Query_thread", "REQUEST_NULL",
-    "Request", "SIMILAR", "SUBVERSION", "SUCCESS", "Status", "TAG_UB", "THREAD_FUNNELED", "THREAD_MULTIPLE",
-    "THREAD_SERIALIZED", "THREAD_SINGLE", "UNDEFINED", "UNEQUAL", "VERSION", "Wtick", "Wtime",
+    "Cartcomm", "Comm", "Compute_dims", "DATATYPE_NULL", "Datatype", "ERR_ARG", "ERR_BUFFER", "ERR_COMM",
+    "ERR_COUNT", "ERR_DIMS", "ERR_IN_STATUS", "ERR_OTHER", "ERR_PENDING", "ERR_RANK", "ERR_REQUEST",
+    "ERR_TAG", "ERR_TRUNCATE", "ERR_TYPE", "Exception", "Finalize", "Get_error_class", "Get_error_string",
+    "Get_processor_name", "Get_version", "IDENT", "Init", "Init_thread", "Intracomm", "Is_finalized",
+    "Is_initialized", "MAX_PROCESSOR_NAME", "Message", "ORDER_C", "ORDER_FORTRAN", "PROC_NULL", "Prequest",
+    "Query_thread", "REQUEST_NULL", "Request", "SIMILAR", "SUBVERSION", "SUCCESS", "Status", "TAG_UB",
+    "THREAD_FUNNELED", "THREAD_MULTIPLE", "THREAD_SERIALIZED", "THREAD_SINGLE", "UNDEFINED", "UNEQUAL",
+    "VERSION", "Wtick", "Wtime",
 ]  # fmt: skip
 
 
@@ -88,11 +90,11 @@ def __getattr__(name: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def predefined(device: Device) -> tuple[Comm, Comm]:
+def predefined(device: Device) -> tuple[Intracomm, Intracomm]:
     """Return a rank's communicators of all ranks and of itself."""
     endpoint = endpoint_of(device)
-    world = Comm(endpoint, WORLD_ID, range(device.num_ranks), "MPI_COMM_WORLD")
-    return world, Comm(endpoint, SELF_ID, [device.rank], "MPI_COMM_SELF")
+    world = Intracomm(endpoint, WORLD_ID, range(device.num_ranks), "MPI_COMM_WORLD")
+    return world, Intracomm(endpoint, SELF_ID, [device.rank], "MPI_COMM_SELF")
 
 
 def Init() -> None:

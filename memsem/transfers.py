@@ -88,10 +88,11 @@ class Transfers(Communicator):
         def look() -> Found | None:
             return endpoint.found(self.context, member, tag)
 
+        name = f"{call}(source={_any(source)}, tag={_any(tag)})"
         if wait:
-            endpoint.wait(lambda: look() is not None, f"{call}(source={_any(source)}, tag={_any(tag)})")
+            endpoint.wait(lambda: look() is not None, name)
         elif look() is None:
-            endpoint.poll()
+            endpoint.poll(name)
         found = look()
         if found is None:
             return None

@@ -32,16 +32,21 @@ def wait(requests: Sequence[Request], ready: Callable[[], bool]) -> None:
     """Sleep until `ready`."""
     under_way = [requests[i] for i in active(requests) if not requests[i].is_ready()]
     if under_way and not ready():
-        calls = [operation.call for r in under_way for operation in r.operations if not operation.done]
-        more = f" and {len(calls) - NAMED} more" if len(calls) > NAMED else ""
-        under_way[0].endpoint.wait(ready, ", ".join(calls[:NAMED]) + more)
+        under_way[0].endpoint.wait(ready, calls_of(under_way))
+
+
+def calls_of(requests: Sequence[Request]) -> str:
+    """Name what requests wait for, for a report."""
+    calls = [operation.call for r in requests for operation in r.operations if not operation.done]
+    more = f" and {len(calls) - NAMED} more" if len(calls) > NAMED else ""
+    return ", ".join(calls[:NAMED]) + more
 
 
 def poll(requests: Sequence[Request], all_: bool = False) -> None:
     """Look once for news, unless the answer is known: one has ended (`all_`: all have)."""
     busy, over = active(requests), ended(requests)
     if busy and (len(over) < len(busy) if all_ else not over):
-        requests[busy[0]].endpoint.poll()
+        requests[busy[0]].endpoint.poll("Test of " + calls_of(requests))
 
 
 def take_any(requests: Sequence[Request], status: Status | None) -> tuple[int, Any]:

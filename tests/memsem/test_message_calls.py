@@ -58,6 +58,13 @@ def test_a_rendezvous_with_nobody_is_a_deadlock_that_names_the_call(comm):
         comm.Recv(np.zeros(1), tag=9)
 
 
+def test_polling_for_ever_is_a_deadlock_too(comm):
+    request = comm.Irecv(np.zeros(1), 0, 4)
+    with pytest.raises(DeadlockError, match=r"rank 0 is in Test of Irecv\(source=0, tag=4\)"):
+        while not request.Test():
+            pass
+
+
 def test_messages_are_matched_in_the_order_sent_whatever_their_size(comm):
     sizes = [LONG, 1, SHORT, 0, LONG, 2]
     leaves = [comm.Isend(np.full(n, float(i)), 0, 5) for i, n in enumerate(sizes)]
@@ -326,6 +333,18 @@ def test_communicators_of_one(comm):
     assert copy == MPI.COMM_NULL
     with pytest.raises(MPI.Exception, match="MPI_ERR_COMM"):
         copy.send(1, 0)
+
+
+def test_a_grid_refuses_what_it_has_not(comm):
+    grid = comm.Create_cart([1, 1], [True, False])
+    assert grid.Shift(0, 1) == (0, 0) and grid.Shift(1, 1) == (MPI.PROC_NULL, MPI.PROC_NULL)
+    for call in (
+        lambda: grid.Shift(2, 1),
+        lambda: comm.Create_cart([-1]),
+        lambda: MPI.Compute_dims(6, [4, 0]),
+    ):
+        with pytest.raises(MPI.Exception, match="MPI_ERR_DIMS"):
+            call()
 
 
 def test_the_module_says_what_it_has_not():

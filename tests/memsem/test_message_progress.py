@@ -169,3 +169,26 @@ report(ok=True)
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_split_dup_and_barrier(n):
     assert len(run_ranks(n, GROUPS).reports) == n
+
+
+FLOOD = """
+import numpy as np
+from memsem import mpi as MPI
+comm = MPI.COMM_WORLD
+if comm.Get_rank() == 0:
+    for i in range(600):
+        comm.Send(np.full(1, i), 1)
+else:
+    comm.endpoint.device.sleep_ps(10**10)                                # all of them come meanwhile
+    into = np.zeros(1, int)
+    for i in range(600):
+        comm.Recv(into, 0)
+        assert into[0] == i
+report(ok=True)
+"""
+
+
+def test_more_messages_than_a_rank_may_leave_untaken_end_the_run_by_name():
+    assert len(run_ranks(2, FLOOD, inbox_entries=1024).reports) == 2
+    ran = run_ranks(2, FLOOD, inbox_entries=256, check=False)
+    assert ran.code and "the inbox of rank 1 is full (raise inbox_entries" in ran.stderr

@@ -97,7 +97,7 @@ things = [{"rank": me}, "x" * 100000, None, [1.5] * 3]
 leaves = [comm.isend(thing, other, tag) for tag, thing in enumerate(things)]
 arrives = [comm.irecv(1 << 20, other, tag) for tag in range(4)]
 say("objects", [len(str(thing)) for thing in MPI.Request.waitall(arrives)], MPI.Request.waitall(leaves))
-say("mprobe", comm.sendrecv(me, other, source=other), comm.Iprobe())
+say("swap", comm.sendrecv(me, other, source=other))
 
 late = comm.Irecv(np.zeros(1), other, 77)
 late.Cancel()
@@ -115,6 +115,16 @@ twin, half = comm.Dup(), comm.Split(me, 0)
 swapped = comm.Split(0, -me)
 say("comms", twin.Get_size(), half.Get_size(), half.Get_rank(), swapped.Get_rank(), comm == twin,
     bool(comm.Split(MPI.UNDEFINED if me else 0)), MPI.Comm.Compare(comm, twin) == MPI.CONGRUENT)
+grid = comm.Create_cart([2, 1], periods=[True, False])
+line = comm.Create_cart([2], [False]).Dup()
+say("grid", grid.dims, grid.coords, grid.Shift(0, 1), grid.Shift(1, 1), line.Shift(0, 1), line.Shift(0, -1),
+    grid.Get_cart_rank([me + 3, 0]), grid.Sub([True, False]).dims, grid.Sub([False, True]).Get_size(),
+    grid.topo,
+    comm.Create_cart([1]) == MPI.COMM_NULL)
+before, after = line.Shift(0, 1)
+edge = np.full(1, -5.0)
+line.Sendrecv(np.full(1, me + 0.5), after, 0, edge, before, 0)
+say("edge", edge.tolist())
 comm.isend("world", other, 5)
 twin.isend("twin", other, 5)
 say("apart", twin.recv(source=other), comm.recv(source=other), swapped.sendrecv(me, me, source=me))
@@ -124,7 +134,7 @@ say("apart", twin.recv(source=other), comm.recv(source=other), swapped.sendrecv(
 @pytest.mark.parametrize("engine", ["c", "python"])
 def test_the_calls_answer_as_mpi4pys(engine):
     real = real_lines(2, CALLS)
-    assert len(real) == 60 and lines(2, CALLS, engine=engine) == real
+    assert len(real) == 64 and lines(2, CALLS, engine=engine) == real
 
 
 MISUSE = """
@@ -151,6 +161,8 @@ CASES = {
     "null type": lambda: comm.Send([a, 1, MPI.DATATYPE_NULL], 0),
     "null comm": lambda: MPI.COMM_NULL.Get_rank(),
     "color": lambda: comm.Split(-5, 0), "swap": lambda: comm.Sendrecv(a, 0, 1, None, 0, 1),
+    "dims": lambda: MPI.Compute_dims(5, [2, 0]), "places": lambda: comm.Create_cart([2, 2]),
+    "beyond": lambda: comm.Create_cart([1]).Get_cart_rank([1]),
     "part": lambda: comm.Send([np.zeros(3, np.uint8), MPI.INT], 0),
 }
 
@@ -173,6 +185,8 @@ for name, call in CASES.items():
         print(name, "Exception", error.Get_error_class(), error.Get_error_string(), int(error), bool(error))
     except (TypeError, ValueError, KeyError, BufferError) as error:
         print(name, type(error).__name__)
+print([MPI.Compute_dims(n, d) for n in (1, 2, 6, 12, 16, 30, 64, 97) for d in (1, 2, 3)])
+print(MPI.Compute_dims(12, [0, 3]), MPI.Compute_dims(8, [0, 0, 2]))
 print(MPI.REQUEST_NULL == MPI.Request(), MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL, MPI.UNDEFINED)
 comm.Recv(a, MPI.PROC_NULL, 0, status)
 print(status.source, status.tag, status.count, comm.recv(source=MPI.PROC_NULL), comm.name,

@@ -1,7 +1,6 @@
 #!/bin/bash
-# Run one program over each way of moving bytes and compare what it prints, virtual times included.
-# So far these are the two transports of memory semantics (put and get): plain stores into the shared window, and MPI's
-# one-sided calls. RDMA verbs and messages follow.
+# Run one program over both transports of memory windows (plain stores, and MPI's one-sided calls) and compare what it
+# prints, virtual times included; then one workload over the three contracts: windows, verbs queues, MPI messages.
 #   compare_paths.sh [program.py arguments…]      RANKS=16
 set -euo pipefail
 source "$(dirname "$0")/mpirun_options.sh"
@@ -30,3 +29,4 @@ for transport in shared rma; do
   echo "$transport: $(wc -l <"$out/$transport") lines, sha256 $(sha256sum <"$out/$transport" | cut -c1-16)"
 done
 diff "$out/shared" "$out/rma" && echo "both transports print the same"
+superpod compare --op halo -n "$ranks" --sizes 4K,64K --repeat 2

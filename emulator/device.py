@@ -143,7 +143,7 @@ class Device(ExchangeCalls, PostCalls):
         """
         self._check_alive("put", target)
         raw = as_bytes(data)
-        if self.posting.may_reorder:
+        if self.delivery.reorders or self.fence_fields():
             self.put_record(target, offset, raw, charged_bytes, word, op, value)
             return
         self.posting.unquiet = True

@@ -198,10 +198,17 @@ static int livelock(core_t *c)
     return 1;
 }
 
-/* An error, unless everybody has finished. */
-static void give_up(core_t *c)
+static void settle_leftovers(ctx_t *x) /* of exchanges that never complete */
 {
+    for (i64 p = 0; p < x->c->cfg.n; p++) sp_settle_rows(x, p, INF - 1, 0);
+}
+
+/* An error, unless everybody has finished. */
+static void give_up(ctx_t *x)
+{
+    core_t *c = x->c;
     i64 blocked = -1;
+    settle_leftovers(x);
     for (i64 p = 0; p < c->cfg.n; p++) {
         if (RANK(c, p)->state != BLOCKED) continue;
         if (RANK(c, p)->wait == W_POLL) {
@@ -229,7 +236,7 @@ void sp_settle(ctx_t *x)
         if (first >= r->bound || first >= *low + r->look) break;
 #endif
         if (*low == INF && in_vain(c) && livelock(c)) {
-            give_up(c);
+            give_up(x);
             break;
         }
         x->batch = p;
@@ -245,7 +252,7 @@ void sp_settle(ctx_t *x)
         set_head(c, p);
     }
     if (c->fatal || *low < INF || head[*winner] < INF) return;
-    for (i64 p = 0; p < c->cfg.n; p++) sp_settle_rows(x, p, INF - 1, 0); /* of exchanges that never complete */
+    settle_leftovers(x);
     for (i64 p = 0; p < c->cfg.n; p++)
         if (RANK(c, p)->state == BLOCKED) {
             sp_fail(c, FATAL_DEADLOCK, p);

@@ -27,6 +27,7 @@ from memsem.verbs.completion import Tally
 from memsem.verbs.device_attr import AsyncEvent, DeviceAttr, PortAttr
 from memsem.verbs.enums import ibv_event_type
 from memsem.verbs.keys import MAX_MR, MAX_QP, MAX_SRQ, Layout, decode_qp
+from memsem.verbs.numbers import check_whole, wrong
 from memsem.verbs.resource import Resource
 from memsem.verbs.slots import Slots
 from memsem.verbs.users import SRQ_QUEUE, Mine, decode_message, decode_mine, match_context
@@ -75,14 +76,15 @@ class Context(Resource):
         canary: bool | None = None,
     ) -> None:
         super().__init__()
-        if not (1 <= max_qp <= MAX_QP and 1 <= max_mr <= MAX_MR):
-            raise UsageError(
-                f"Context: max_qp is 1 to {MAX_QP} and max_mr 1 to {MAX_MR}, got {max_qp}, {max_mr}"
-            )
         self.device = device = device or emulator.device()
-        if device.posting.owners.get(self.OWNER, _nobody) is not _nobody:
-            raise UsageError(f"Context: rank {device.rank} has one already; close it first")
         self.rank, self.num_ranks = device.rank, device.num_ranks
+        sizes = max_qp, max_mr, memory_bytes
+        check_whole(self, "Context: a size", sizes)
+        if not (1 <= max_qp <= MAX_QP and 1 <= max_mr <= MAX_MR and memory_bytes >= 0):
+            limits = f"max_qp is 1 to {MAX_QP}, max_mr 1 to {MAX_MR}, memory_bytes 0 or more"
+            raise wrong(self, f"Context: {limits}, got {sizes}", sizes)
+        if device.posting.owners.get(self.OWNER, _nobody) is not _nobody:
+            raise wrong(self, f"Context: rank {device.rank} has one already; close it first", device.rank)
         base, word, _ = device.symmetric.carve(
             Area.HEAP, memory_bytes, f"verbs context of {max_qp} queue pairs", Layout.words(max_qp, max_mr)
         )

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from emulator.fabric import Transaction
 from memsem.verbs.context import Context
 from memsem.verbs.enums import IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS
+from memsem.verbs.numbers import check_whole, wrong
 from memsem.verbs.resource import Resource
 from memsem.verbs.verbs_error import CQOverrunError
 from memsem.verbs.wr import WC
@@ -71,6 +72,7 @@ class CQ(Resource):
         comp_vector: int = 0,
     ) -> None:
         self.context, self.cqe, self.cq_context, self._channel = context, cqe, cq_context, channel
+        check_whole(context, "CQ: cqe", [cqe])
         if not 1 <= cqe <= context.query_device().max_cqe:
             raise context.refusal(f"CQ: cqe is 1 to {context.query_device().max_cqe}, got {cqe}", cqe)
         self._entries: deque[_Entry] = deque()
@@ -118,8 +120,9 @@ class CQ(Resource):
         An observation. Without a completion the clock moves to the next poll tick that may bring one.
 
         Raises:
-            CQOverrunError: the queue has lost completions.
+            CQOverrunError: the queue has lost completions. PyverbsUserError: no such number of them.
         """
+        self._check_count("poll", num_entries)
         self.context.called()
         if self._entries or self.overrun:
             self.context.observe()
@@ -132,13 +135,21 @@ class CQ(Resource):
         `req_notify`, `get_cq_event` and `poll`.)
 
         Raises:
-            CQOverrunError: the queue has lost completions. DeadlockError: they cannot come.
+            CQOverrunError: the queue has lost completions. DeadlockError: they cannot come. PyverbsUserError:
+            more than the queue holds.
         """
+        self._check_count("wait", count, self.cqe)
         self.context.called()
         self.context.observe()
         while len(self._entries) < count and not self.overrun:
             self.context.sleep()
         return self._take(count)[1]
+
+    def _check_count(self, call: str, count: int, most: int = 1 << 31) -> None:
+        check_whole(self.context, f"CQ: {call} for", [count])
+        if self.closed or not 0 <= count <= most:
+            why = "it is closed" if self.closed else f"{count} completions; 0 to {most} can be asked for"
+            raise wrong(self.context, f"CQ: {call}: {why}", count)
 
     def _take(self, count: int) -> tuple[int, list[WC]]:
         if self.overrun:

@@ -23,9 +23,12 @@ from memsem.verbs.enums import (
     ibv_access_flags,
 )
 from memsem.verbs.keys import encode_key
+from memsem.verbs.numbers import check_whole
 from memsem.verbs.pd import PD
 from memsem.verbs.resource import Resource
 from memsem.verbs.verbs_error import PyverbsUserError
+
+_ALL_ACCESS = sum(ibv_access_flags)
 
 
 class MR(Resource):
@@ -49,14 +52,22 @@ class MR(Resource):
     def __init__(
         self, pd: PD, buffer: npt.NDArray[Any] | int, access: int, address: int | None = None
     ) -> None:
-        self.pd, self.context, self.access = pd, pd.context, ibv_access_flags(access)
+        self.pd, self.context = pd, pd.context
+        check_whole(self.context, "MR: access", [access])
+        if not 0 <= access <= _ALL_ACCESS:
+            raise self.context.refusal(f"MR: access {access:#x} is not within {_ALL_ACCESS:#x}", access)
+        self.access = ibv_access_flags(access)
         remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC
         if access & remote and not access & IBV_ACCESS_LOCAL_WRITE:
             raise self.context.refusal(f"MR: {self.access!r} needs IBV_ACCESS_LOCAL_WRITE", access)
-        self._allocated = isinstance(buffer, int) and address is None
-        if isinstance(buffer, int):
-            self.length = buffer
-            self.buf = self.context.take_memory(buffer) if address is None else address
+        if not isinstance(buffer, np.ndarray):
+            check_whole(self.context, "MR: length or address", (buffer, 0 if address is None else address))
+            if buffer < 0:
+                raise self.context.refusal(f"MR: a length of {buffer} bytes", buffer)
+        self._allocated = not isinstance(buffer, np.ndarray) and address is None
+        if not isinstance(buffer, np.ndarray):
+            self.length = int(buffer)
+            self.buf = self.context.take_memory(self.length) if address is None else address
         else:
             self.buf, self.length = self._locate(buffer)
         heap = self.context.device.heap.size
@@ -66,6 +77,7 @@ class MR(Resource):
             )
         taken = self.context.mrs.take(self)
         if taken is None:
+            self._give_back()
             raise self.context.refusal(f"MR: all {self.context.mrs.size} regions are in use", 0, errno.ENOMEM)
         self._slot = taken[0]
         self.lkey = self.rkey = encode_key(*taken)
@@ -126,6 +138,9 @@ class MR(Resource):
         return self.view[offset : offset + length].tobytes()
 
     def _check(self, length: int, offset: int, most: int) -> None:
+        check_whole(self.context, "MR: length or offset", (length, offset))
+        if self.closed:
+            raise self._misuse("MR: it is closed", offset)
         if offset < 0 or not 0 <= length <= most or offset + length > self.length:
             raise self._misuse(
                 f"MR: bytes {offset} to {offset + length} are not in a region of {self.length}", offset
@@ -138,5 +153,8 @@ class MR(Resource):
     def _close(self) -> None:
         self.context.post_local({self.context.layout.mr_word(self._slot): 0})
         self.context.mrs.give(self._slot)
+        self._give_back()
+
+    def _give_back(self) -> None:
         if self._allocated:
             self.context.give_memory(self.buf, self.length)

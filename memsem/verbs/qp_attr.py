@@ -25,6 +25,7 @@ from memsem.verbs.enums import (
     IBV_QP_SQ_PSN,
     IBV_QP_TIMEOUT,
 )
+from memsem.verbs.numbers import is_whole
 from memsem.verbs.qpcap import QPAttr
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ _MOST_READS = 16
 
 
 def _within(low: int, high: int) -> Callable[[Any, int], bool]:
-    return lambda value, _: low <= value <= high
+    return lambda value, _: is_whole(value) and low <= value <= high
 
 
 _CHECKS: dict[int, Callable[[Any, int], bool]] = {
     IBV_QP_PORT: _within(1, 1),
     IBV_QP_PKEY_INDEX: _within(0, 0),
     IBV_QP_QKEY: _within(0, (1 << 32) - 1),
-    IBV_QP_AV: lambda value, ranks: 1 <= value.dlid <= ranks,
+    IBV_QP_AV: lambda value, ranks: is_whole(getattr(value, "dlid", None)) and 1 <= value.dlid <= ranks,
     IBV_QP_PATH_MTU: _within(1, 5),
     IBV_QP_TIMEOUT: _within(0, 31),
     IBV_QP_RETRY_CNT: _within(0, 7),

@@ -34,6 +34,7 @@ from memsem.verbs.enums import (
     ibv_qp_type,
 )
 from memsem.verbs.keys import RNR_TIMER_PS, QPNumber, decode_qp, state_value
+from memsem.verbs.numbers import check_whole, member
 from memsem.verbs.pd import PD
 from memsem.verbs.qp_attr import apply_attributes, check_values
 from memsem.verbs.qp_state import check, is_receiving, required_mask
@@ -74,7 +75,7 @@ class QueuePair(Resource):
             raise pd.context.refusal("QP: a send and a receive completion queue are needed", None)
         self.scq: CQ = scq
         self.rcq: CQ = rcq
-        self.qp_type = ibv_qp_type(init_attr.qp_type)
+        self.qp_type = member(pd.context, "QP: type", ibv_qp_type, init_attr.qp_type)
         self.cap, self.srq, self.sq_sig_all = init_attr.cap, init_attr.srq, bool(init_attr.sq_sig_all)
         self._check_cap()
         taken = self.context.qps.take(cast("QP", self))
@@ -98,6 +99,7 @@ class QueuePair(Resource):
 
     def _check_cap(self) -> None:
         cap, limits = self.cap, self.context.query_device()
+        check_whole(self.context, "QP: a size of its cap", dataclasses.astuple(cap))
         least = min(dataclasses.astuple(cap))
         if (
             least < 0
@@ -164,9 +166,13 @@ class QueuePair(Resource):
             QPStateError: no such transition, or not with these attributes. PyverbsRDMAError: bad values.
         """
         context = self.context
+        check_whole(context, "modify: mask", [comp_mask])
+        new = self.state
+        if comp_mask & IBV_QP_STATE:
+            new = member(context, "modify: state", ibv_qp_state, qp_attr.qp_state)
         context.called()
         context.observe()
-        old, new = self.state, ibv_qp_state(qp_attr.qp_state) if comp_mask & IBV_QP_STATE else self.state
+        old, new = self.state, new if comp_mask & IBV_QP_STATE else self.state
         why = check(self.qp_type, old, new, comp_mask)
         if why is None and comp_mask & IBV_QP_CUR_STATE and qp_attr.cur_qp_state != old:
             why = f"it is in {old.name}, not in {ibv_qp_state(qp_attr.cur_qp_state).name}"

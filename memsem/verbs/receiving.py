@@ -13,6 +13,7 @@ from emulator.fabric import Transaction
 from memsem.verbs.completion import RecvEntry, RecvQueue
 from memsem.verbs.context import Context
 from memsem.verbs.enums import IBV_WC_LOC_PROT_ERR
+from memsem.verbs.numbers import check_elements, check_whole, wrong
 from memsem.verbs.pd import PD
 from memsem.verbs.users import QKEY_MASK, message_tag
 from memsem.verbs.wr import SGE, RecvWR, total_bytes
@@ -69,11 +70,15 @@ def post_receives(
         flush: they end at once (the queue pair is in ERR).
 
     Raises:
-        PyverbsRDMAError: no room (ENOMEM), too many elements (EINVAL).
+        PyverbsRDMAError: no room (ENOMEM), too many elements (EINVAL). PyverbsUserError: no numbers.
     """
+    if not isinstance(wrs, RecvWR):
+        raise wrong(context, f"post_recv: {wrs!r} is no receive work request", wrs)
     entries: list[RecvEntry] = []
     try:
         for wr in wrs:
+            check_whole(context, "post_recv: wr_id", [wr.wr_id])
+            check_elements(context, "post_recv", wr.sg)
             if queue.room <= 0:
                 raise context.refusal(
                     f"post_recv: {queue.depth} receives are outstanding", wr.wr_id, errno.ENOMEM

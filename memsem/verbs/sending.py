@@ -34,6 +34,7 @@ from memsem.verbs.enums import (
     ibv_wc_status,
     mtu_bytes,
 )
+from memsem.verbs.numbers import check_send, wrong
 from memsem.verbs.qp_state import may_post_send
 from memsem.verbs.receiving import allowed, gather
 from memsem.verbs.rows import Path
@@ -64,6 +65,8 @@ class Sender:
 
     def post(self, wrs: SendWR, bad_wr: SendWR | None) -> None:
         """Accept a list of requests up to the first that is refused; see `QP.post_send`."""
+        if not isinstance(wrs, SendWR):
+            raise wrong(self._context, f"post_send: {wrs!r} is no send work request", wrs)
         accepted: list[tuple[SendWR, SendEntry]] = []
         try:
             for wr in wrs:
@@ -81,6 +84,7 @@ class Sender:
 
     def _check(self, wr: SendWR) -> None:
         qp, cap = self._qp, self._qp.cap
+        check_send(self._context, wr)
         inline = bool(wr.send_flags & IBV_SEND_INLINE)
         if not may_post_send(qp.state):
             self._refuse(f"the queue pair is in {ibv_qp_state(qp.state).name}", qp.state, QPStateError)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from emulator.engine.posts import DONE_NEVER, K_CLOSE, new_posts
 from memsem.verbs.completion import RecvQueue
 from memsem.verbs.enums import IBV_EVENT_SRQ_LIMIT_REACHED, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR
+from memsem.verbs.numbers import check_whole
 from memsem.verbs.pd import PD
 from memsem.verbs.receiving import post_receives
 from memsem.verbs.resource import Resource
@@ -53,6 +54,7 @@ class SRQ(Resource):
         self.pd, self.context = pd, pd.context
         self.attr = SrqAttr(attr.attr.max_wr, attr.attr.max_sge)
         limits = self.context.query_device()
+        check_whole(self.context, "SRQ: max_wr or max_sge", (self.attr.max_wr, self.attr.max_sge))
         if not (1 <= self.attr.max_wr <= limits.max_qp_wr and 0 <= self.attr.max_sge <= limits.max_sge):
             raise self.context.refusal(f"SRQ: {self.attr} is beyond {limits}", self.attr)
         taken = self.context.srqs.take(self)
@@ -77,6 +79,7 @@ class SRQ(Resource):
 
     def modify(self, attr: SrqAttr, comp_mask: int) -> None:
         """Arm the limit (IBV_SRQ_LIMIT). Raises: PyverbsRDMAError, the size cannot be changed."""
+        check_whole(self.context, "SRQ: mask or srq_limit", (comp_mask, attr.srq_limit))
         if comp_mask & IBV_SRQ_MAX_WR or comp_mask & ~IBV_SRQ_LIMIT:
             raise self.context.refusal("SRQ: only IBV_SRQ_LIMIT can be modified", comp_mask)
         if not 0 <= attr.srq_limit <= self.attr.max_wr:

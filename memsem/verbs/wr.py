@@ -65,9 +65,17 @@ def total_bytes(sg: Sequence[SGE]) -> int:
     return sum(sge.length for sge in sg)
 
 
+def _opcode(opcode: int) -> ibv_wr_opcode:
+    try:
+        return ibv_wr_opcode(opcode)
+    except ValueError:
+        names = ", ".join(ibv_wr_opcode.__members__)
+        raise PyverbsUserError(f"work request: opcode {opcode!r} is none of {names}", value=opcode) from None
+
+
 def _elements(num_sge: int, sg: Sequence[SGE] | None) -> list[SGE]:
     elements = list(sg or ())
-    if not 0 <= num_sge <= len(elements):
+    if not isinstance(num_sge, int) or not 0 <= num_sge <= len(elements):
         raise PyverbsUserError(f"work request: num_sge {num_sge} does not fit {len(elements)} elements")
     return elements[:num_sge]
 
@@ -136,7 +144,7 @@ class SendWR:
         send_flags: int = IBV_SEND_SIGNALED,
         next_wr: SendWR | None = None,
     ) -> None:
-        self.wr_id, self.opcode, self.sg = wr_id, ibv_wr_opcode(opcode), _elements(num_sge, sg)
+        self.wr_id, self.opcode, self.sg = wr_id, _opcode(opcode), _elements(num_sge, sg)
         self.imm_data, self.send_flags, self.next_wr = imm_data, send_flags, next_wr
         self.remote = _Remote()
 

@@ -17,7 +17,7 @@ from typing import Self
 
 from memsem.datatypes import UNDEFINED
 from memsem.message import Comm
-from memsem.mpi_errors import ERR_ARG, ERR_DIMS, failure
+from memsem.mpi_errors import ERR_ARG, ERR_DIMS, failure, is_whole
 from memsem.status import PROC_NULL
 
 
@@ -31,6 +31,8 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
         Exception: ERR_DIMS, the given sizes do not divide `nnodes` or are negative.
     """
     given = [0] * dims if isinstance(dims, int) else list(dims)
+    if not all(map(is_whole, (nnodes, *given))):
+        raise failure(ERR_DIMS, f"{nnodes!r} ranks on a grid of {given}: whole numbers", value=nnodes)
     fixed = math.prod(d for d in given if d)
     free = given.count(0)
     if min(given, default=0) < 0 or nnodes < 1 or nnodes % fixed or (not free and fixed != nnodes):
@@ -70,7 +72,7 @@ class Intracomm(Comm):
             if isinstance(periods, bool | None)
             else [int(bool(p)) for p in periods]
         )
-        if min(dims, default=0) < 0 or len(wraps) != len(dims):
+        if not all(is_whole(d) and d >= 0 for d in dims) or len(wraps) != len(dims):
             raise failure(ERR_DIMS, f"dims {list(dims)} with periods {wraps}", value=tuple(dims))
         places = math.prod(dims)
         if places > self.size:

@@ -13,12 +13,13 @@ from typing import Any, NoReturn, Self
 from memsem import agreement
 from memsem.datatypes import UNDEFINED
 from memsem.endpoint import CONTEXTS, Endpoint
-from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_RANK, ERR_TAG, failure
+from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_RANK, ERR_TAG, failure, is_whole
 from memsem.status import ANY_SOURCE, ANY_TAG, LARGEST_TAG, PROC_NULL
 
 COMM_TYPE_SHARED = 0
 IDENT, CONGRUENT, SIMILAR, UNEQUAL = 0, 1, 2, 3
 WORLD_ID, SELF_ID = 0, 1
+_LARGEST = (1 << 31) - 1
 TAG_UB = 1
 """Key of the attribute that holds the largest tag, see `Communicator.Get_attr`."""
 
@@ -131,10 +132,11 @@ class Communicator:
             color: not negative; UNDEFINED for none, which returns the null communicator. Collective.
 
         Raises:
-            Exception: ERR_ARG, a negative color.
+            Exception: ERR_ARG, a negative color, or what is no number of C's int.
         """
-        if color < 0 and color != UNDEFINED:
-            raise failure(ERR_ARG, f"color {color} is negative", value=color)
+        for name, value, low in (("color", color, 0), ("key", key, -_LARGEST - 1)):
+            if not is_whole(value) or not (low <= value <= _LARGEST or value == UNDEFINED):
+                raise self._refused(ERR_ARG, f"{name} {value!r}; {low} to {_LARGEST}", value)
         rows = agreement.gather_all(self, (self.endpoint.next_id, color, key))
         mine = sorted((row[2], rank) for rank, row in enumerate(rows) if row[1] == color)
         number = max(row[0] for row in rows)
@@ -181,17 +183,17 @@ class Communicator:
 
     def _check_dest(self, dest: int, tag: int) -> None:
         self._check_rank(dest, PROC_NULL)
-        if not 0 <= tag <= LARGEST_TAG:
-            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {LARGEST_TAG}", tag)
+        if not is_whole(tag) or not 0 <= tag <= LARGEST_TAG:
+            raise self._refused(ERR_TAG, f"tag {tag!r}; tags are 0 to {LARGEST_TAG}", tag)
 
     def _check_source(self, source: int, tag: int) -> None:
         self._check_rank(source, PROC_NULL, ANY_SOURCE)
-        if tag != ANY_TAG and not 0 <= tag <= LARGEST_TAG:
-            raise self._refused(ERR_TAG, f"tag {tag}; tags are 0 to {LARGEST_TAG}, or ANY_TAG", tag)
+        if not is_whole(tag) or (tag != ANY_TAG and not 0 <= tag <= LARGEST_TAG):
+            raise self._refused(ERR_TAG, f"tag {tag!r}; tags are 0 to {LARGEST_TAG}, or ANY_TAG", tag)
 
     def _check_rank(self, rank: int, *others: int) -> None:
-        if not 0 <= rank < self.size and rank not in others:
-            raise self._refused(ERR_RANK, f"rank {rank}; ranks are 0 to {self.size - 1}", rank)
+        if not is_whole(rank) or (not 0 <= rank < self.size and rank not in others):
+            raise self._refused(ERR_RANK, f"rank {rank!r}; ranks are 0 to {self.size - 1}", rank)
 
     def _refused(self, code: int, detail: str, value: Any) -> BaseException:
         device = self.endpoint.device

@@ -10,17 +10,23 @@ Source: MPI 4.1, chapter 5. Names and constructor arguments as mpi4py spells the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from memsem.mpi_errors import ERR_ARG, ERR_TYPE, failure
+from memsem.mpi_errors import ERR_ARG, ERR_TYPE, failure, is_whole
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 ORDER_C, ORDER_FORTRAN = 0, 1
 UNDEFINED = -32766
+MAX_ELEMENTS = 1 << 24
+"""Most basic elements of one derived datatype (a message may have any number of those)."""
+_FARTHEST = 1 << 46
+_NOWHERE = 1 << 62
+_NO_RUNS, _NO_ATOMS = np.empty((0, 2), np.int64), np.empty(0, np.int64)
 
 
 class Datatype:
@@ -97,15 +103,21 @@ class Datatype:
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Datatype:
         """Return `count` blocks of `blocklength` elements, `stride` elements from one start to the next."""
+        _check_places([stride])
         return self.Create_hvector(count, blocklength, stride * self.extent)
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Datatype:
         """As `Create_vector`, the stride in bytes."""
         _check_counts([count, blocklength])
-        return self.Create_hindexed([blocklength] * count, [i * stride for i in range(count)])
+        _check_elements(count * blocklength, self)
+        _check_places([stride])
+        _check_places([max(0, count - 1) * stride])
+        blocks, inside = np.arange(count, dtype=np.int64), np.arange(blocklength, dtype=np.int64)
+        return self._placed(self, np.add.outer(blocks * stride, inside * self.extent).reshape(-1))
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
         """Return blocks of their own lengths at their own displacements, both in elements."""
+        _check_places(displacements)
         return self.Create_hindexed(blocklengths, [d * self.extent for d in displacements])
 
     def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
@@ -136,12 +148,14 @@ class Datatype:
                 f"{len(blocklengths)} lengths, {len(displacements)} displacements",
                 value=displacements,
             )
-        starts = [
-            (kind, d + i * kind.extent)
+        _check_places(displacements)
+        for count, kind in zip(blocklengths, datatypes, strict=True):
+            _check_elements(count, kind)
+        blocks = [
+            kind._copies(d + np.arange(n, dtype=np.int64) * kind.extent)
             for n, d, kind in zip(blocklengths, displacements, datatypes, strict=True)
-            for i in range(n)
         ]
-        return cls._placed([kind for kind, _ in starts], np.array([at for _, at in starts], np.int64))
+        return cls._merged(blocks)
 
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
@@ -152,34 +166,55 @@ class Datatype:
         Raises:
             Exception: ERR_ARG where the block does not lie in the array.
         """
+        if not len(sizes) == len(subsizes) == len(starts):
+            raise failure(ERR_ARG, f"{len(sizes)} sizes, {len(subsizes)} of the block", value=tuple(sizes))
+        _check_places([*sizes, *subsizes, *starts])
         bad = [
             d for d in zip(sizes, subsizes, starts, strict=True) if d[1] < 1 or not 0 <= d[2] <= d[0] - d[1]
         ]
         if bad:
             raise failure(ERR_ARG, f"block {bad[0][2]}+{bad[0][1]} is not within {bad[0][0]}", value=bad[0])
-        places = np.arange(int(np.prod(sizes)), dtype=np.int64)
+        _check_elements(math.prod(sizes), self)
+        places = np.arange(math.prod(sizes), dtype=np.int64)
         shaped = places.reshape(sizes, order="C" if order == ORDER_C else "F")
         block = shaped[tuple(slice(s, s + n) for n, s in zip(subsizes, starts, strict=True))]
         chosen = block.reshape(-1, order="C" if order == ORDER_C else "F")
-        return self._placed([self] * len(chosen), chosen * self.extent).Create_resized(
-            0, len(places) * self.extent
-        )
+        return self._placed(self, chosen * self.extent).Create_resized(0, len(places) * self.extent)
 
     def Create_resized(self, lb: int, extent: int) -> Datatype:
         """Return the same bytes under other bounds."""
         _check_type(self)
+        _check_places([lb, extent])
         return Datatype(self._runs, lb, extent, self._atoms)
 
+    def _copies(self, starts: Int64s) -> tuple[Int64s, Int64s, int, int]:
+        """Return what copies of this type at `starts` are made of: runs, atoms, lower and upper bound."""
+        _check_type(self)
+        if not len(starts):
+            return _NO_RUNS, _NO_ATOMS, _NOWHERE, -_NOWHERE
+        at = np.column_stack([starts, np.zeros_like(starts)])
+        runs = (self._runs[None] + at[:, None]).reshape(-1, 2)
+        return (
+            runs,
+            np.tile(self._atoms, len(starts)),
+            self.lb + int(starts.min()),
+            self.ub + int(starts.max()),
+        )
+
     @classmethod
-    def _placed(cls, kinds: Sequence[Datatype], starts: Int64s) -> Datatype:
-        for kind in kinds:
-            _check_type(kind)
-        if not kinds:
-            return cls(np.empty((0, 2), np.int64), 0, 0, np.empty(0, np.int64))
-        runs = np.concatenate([kind._runs + [at, 0] for kind, at in zip(kinds, starts, strict=True)])
-        lb = min(kind.lb + int(at) for kind, at in zip(kinds, starts, strict=True))
-        ub = max(kind.ub + int(at) for kind, at in zip(kinds, starts, strict=True))
-        return cls(_joined(runs), lb, ub - lb, np.concatenate([kind._atoms for kind in kinds]))
+    def _placed(cls, kind: Datatype, starts: Int64s) -> Datatype:
+        """Return copies of one type at `starts` as one type."""
+        return cls._merged([kind._copies(starts)])
+
+    @classmethod
+    def _merged(cls, blocks: Sequence[tuple[Int64s, Int64s, int, int]]) -> Datatype:
+        """Return blocks, as `_copies` makes them, as one type."""
+        lb = min((block[2] for block in blocks), default=_NOWHERE)
+        ub = max((block[3] for block in blocks), default=-_NOWHERE)
+        if lb > ub:
+            lb = ub = 0
+        runs = np.concatenate([_NO_RUNS, *(block[0] for block in blocks)])
+        return cls(_joined(runs), lb, ub - lb, np.concatenate([_NO_ATOMS, *(block[1] for block in blocks)]))
 
     def Commit(self) -> Datatype:
         """Make the type usable in messages; returns it."""
@@ -244,8 +279,24 @@ def _check_type(kind: Datatype) -> None:
 
 def _check_counts(counts: Iterable[int]) -> None:
     for count in counts:
-        if count < 0:
-            raise failure(ERR_ARG, f"a datatype cannot have {count} elements", value=count)
+        if not is_whole(count) or count < 0:
+            raise failure(ERR_ARG, f"a datatype cannot have {count!r} elements", value=count)
+
+
+def _check_places(places: Iterable[int]) -> None:
+    """Refuse displacements, strides and bounds that no memory has."""
+    for place in places:
+        if not is_whole(place) or abs(place) > _FARTHEST:
+            raise failure(ERR_ARG, f"{place!r} is no whole number within {_FARTHEST}", value=place)
+
+
+def _check_elements(count: int, kind: Datatype) -> None:
+    """Refuse a type that would be more than memory holds: each basic element is kept."""
+    elements = count * max(1, len(kind._atoms))
+    if elements > MAX_ELEMENTS:
+        raise failure(
+            ERR_ARG, f"a datatype of {elements} basic elements; at most {MAX_ELEMENTS}", value=count
+        )
 
 
 def _joined(runs: Int64s) -> Int64s:

@@ -23,6 +23,7 @@ from memsem.bench.shapes import (
     OPERATIONS,
     BenchSpec,
     Sample,
+    keeps_full,
     parse_sizes,
 )
 
@@ -48,7 +49,7 @@ def bench_command(
     form: Annotated[str, typer.Option("--format", help="perftest (MiB/s), osu (MB/s) or json.")] = "perftest",
     iterations: Annotated[int, typer.Option("-n", "--iterations", help="Measured, per size.")] = 10,
     warmup: Annotated[int, typer.Option(help="Not measured, per size.")] = 2,
-    batch: Annotated[int, typer.Option(help="bw, rate: operations in flight.")] = 64,
+    batch: Annotated[int, typer.Option(help="bw, rate: operations in flight; see --format.")] = 64,
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     overrides: Overrides = None,
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
@@ -57,7 +58,11 @@ def bench_command(
     seed: Annotated[int, typer.Option(min=0, help="Of adversarial delivery.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON rows here as well.")] = None,
 ) -> int:
-    """Measure one operation between two dies, in virtual time: the figures do not depend on this host."""
+    """Measure one operation between two dies, in virtual time: the figures do not depend on this host.
+
+    bw and rate of --path verbs keep --batch requests in flight all the time, as perftest does (formats
+    perftest and json); --format osu posts --batch and waits for all, as OSU does, and so do the other paths.
+    """
     check_choice("bench", kind, KINDS)
     check_choice("--path", path, tuple(OPERATIONS))
     check_choice("--engine", engine, ENGINES)
@@ -70,7 +75,8 @@ def bench_command(
     op = op or _DEFAULT_OPS[path]
     asked = parse_sizes(str(ATOMIC_BYTES) if op == "cas" and sizes == "8:16M" else sizes)
     peer, settings = pair_ranks(pair, pod, parse_set(overrides or []))
-    spec = BenchSpec(kind, op, path, engine, pair, asked, iterations, warmup, batch, peer)
+    sliding = keeps_full(kind, path, form)
+    spec = BenchSpec(kind, op, path, engine, pair, asked, iterations, warmup, batch, peer, sliding)
     config = {
         "profile": pod,
         "set": settings,

@@ -83,6 +83,7 @@ def _parameters(spec: BenchSpec) -> list[str]:
     pairs = [("Device", device), ("Pair", spec.pair), ("Clock", "virtual")]
     if spec.kind != "lat":
         pairs.append(("TX depth", str(spec.batch)))
+        pairs.append(("Queue", "kept full" if spec.sliding else "filled, then waited for"))
     return [f" {name:<16}: {value}" for name, value in pairs]
 
 

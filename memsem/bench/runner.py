@@ -17,6 +17,7 @@ from emulator.ledger import Ledger, total
 from memsem.bench.labels import label_of
 from memsem.bench.paths import MemPath, MpiPath, Path
 from memsem.bench.shapes import BenchSpec, Sample
+from memsem.bench.sliding import intervals, peak
 from memsem.bench.verbs_path import VerbsPath
 
 PATHS: dict[str, Callable[[Device, BenchSpec, int], Path]] = {
@@ -43,21 +44,27 @@ def measure(device: Device, path: Path, spec: BenchSpec, size: int) -> Sample:
     path.prepare(size)
     loop(device, path, spec, size, spec.warmup)
     before = _ledger(device)
-    times = loop(device, path, spec, size, spec.iterations)
+    times, peak_ps = loop(device, path, spec, size, spec.iterations)
     after = _ledger(device)
     count = spec.in_flight(size)
     operations = spec.iterations * count * (2 if spec.both_ways else 1)
     label = label_of(device.profile, spec)
-    return Sample(size, tuple(times), count, _per_operation(spec, before, after, operations), label)
+    counts = _per_operation(spec, before, after, operations)
+    return Sample(size, tuple(times), count, counts, label, peak_ps)
 
 
-def loop(device: Device, path: Path, spec: BenchSpec, size: int, iterations: int) -> list[float]:
-    """Times in ps, one an iteration; a leg's is half of its round trip."""
+def loop(
+    device: Device, path: Path, spec: BenchSpec, size: int, iterations: int
+) -> tuple[list[float], float]:
+    """Times in ps, one an iteration; a leg's is half of its round trip. And `Sample.peak_ps`."""
     body = {True: _round_trips, False: _singles}[spec.both_ways] if spec.kind == "lat" else _batches
     device.barrier()
     if device.rank not in (0, spec.peer):
-        return []
-    return body(device, path, spec, size, iterations)
+        return [], 0
+    if spec.sliding:
+        assert isinstance(path, VerbsPath)
+        return _sliding(device, path, spec.in_flight(size), size, iterations)
+    return body(device, path, spec, size, iterations), 0
 
 
 def _round_trips(device: Device, path: Path, spec: BenchSpec, size: int, iterations: int) -> list[float]:
@@ -77,6 +84,16 @@ def _singles(device: Device, path: Path, spec: BenchSpec, size: int, iterations:
 def _batches(device: Device, path: Path, spec: BenchSpec, size: int, iterations: int) -> list[float]:
     call = path.batch if device.rank == 0 else path.serve_batch
     return [_timed(device, call, size, spec.in_flight(size)) for _ in range(iterations)]
+
+
+def _sliding(
+    device: Device, path: VerbsPath, depth: int, size: int, iterations: int
+) -> tuple[list[float], float]:
+    if device.rank:
+        path.serve_slide(depth, iterations)
+        return [], 0
+    starts, ends = path.slide(size, depth, iterations)
+    return intervals(starts, ends), peak(starts, ends)
 
 
 def _timed(device: Device, call: Callable[..., None], *arguments: int) -> float:

@@ -32,12 +32,14 @@ class BenchSpec:
     """One benchmark: what is measured, between which ranks, over which sizes.
 
     Attributes:
-        kind: "lat" (one operation after the other), "bw" or "rate" (`batch` in flight, then completed).
+        kind: "lat" (one operation after the other), "bw" or "rate" (`batch` in flight).
         op, path, engine, pair: see `OPERATIONS`, `ENGINES`, `PAIRS`.
         sizes: message sizes, bytes.
         iterations, warmup: per size.
         batch: operations in flight ("bw", "rate").
         peer: the rank that rank 0 talks to; ranks between them only start and end.
+        sliding: "bw", "rate" of verbs: `batch` are in flight all the time, the next one goes out when a
+            completion is taken; else a batch is posted, waited for, and only then comes the next.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class BenchSpec:
     warmup: int = 2
     batch: int = 64
     peer: int = 1
+    sliding: bool = False
 
     def __post_init__(self) -> None:
         """Check what goes with what. Raises: UsageError."""
@@ -67,6 +70,8 @@ class BenchSpec:
             )
         if self.iterations < 1 or self.warmup < 0 or self.batch < 1:
             raise UsageError("bench: iterations and batch must be at least 1, warm-up at least 0")
+        if self.sliding and (self.path != "verbs" or self.kind == "lat"):
+            raise UsageError("bench: only bw and rate of --path verbs keep a queue full")
         if self.op == "cas" and self.sizes != (ATOMIC_BYTES,):
             raise UsageError(f"bench: --op cas moves {ATOMIC_BYTES} bytes; give --sizes {ATOMIC_BYTES}")
         if not self.sizes or min(self.sizes) < 1:
@@ -90,10 +95,12 @@ class Sample:
 
     Attributes:
         size: message size, bytes.
-        times_ps: per iteration; lat: one operation (half a round trip where `both_ways`), else a batch.
+        times_ps: per iteration; lat: one operation (half a round trip where `both_ways`), else a batch; of a
+            sliding window without gaps, so that their sum is from the first post to the last completion.
         batch: operations in an iteration (1 for lat).
         transactions: by kind, of all ranks, per operation.
         label: where the numbers behind it come from: measured, published, derived, assumed (the weakest).
+        peak_ps: of a sliding window, the shortest time of a batch (`sliding.peak`); 0: that of `times_ps`.
     """
 
     size: int
@@ -101,6 +108,7 @@ class Sample:
     batch: int
     transactions: Mapping[str, float] = field(default_factory=dict)
     label: str = "derived"
+    peak_ps: float = 0
 
     @property
     def average_us(self) -> float:
@@ -115,12 +123,21 @@ class Sample:
     @property
     def peak_bytes_per_s(self) -> float:
         """Payload rate of the best iteration."""
-        return self.size * self.batch * 1e12 / min(self.times_ps)
+        return self.size * self.batch * 1e12 / (self.peak_ps or min(self.times_ps))
 
     @property
     def messages_per_s(self) -> float:
         """Operations a second."""
         return self.batch * len(self.times_ps) * 1e12 / sum(self.times_ps)
+
+
+def keeps_full(kind: str, path: str, form: str) -> bool:
+    """Return whether a benchmark keeps its queue full, as the tool does whose output is asked for.
+
+    perftest does. OSU (`osu_bw`, `osu_put_bw`) posts a window and waits for all of it; so does MemFabric's
+    benchmark of memory copies (a batch of 32 blocks), and windows have no completions to take one by one.
+    """
+    return kind != "lat" and path == "verbs" and form != "osu"
 
 
 def parse_size(text: str) -> int:

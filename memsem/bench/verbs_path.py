@@ -4,16 +4,20 @@ write   the receiver polls the last byte of its buffer (here: sleeps until somet
 send    the receiver polls its completion queue
 read, atomics   one whole operation until its completion
 batch   one doorbell a request; every request is signalled, all completions are taken
+sliding as batch, but the next request goes out when a completion is taken; the receiver of sends posts a
+        receive for each it has taken, and has twice the window posted
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from emulator import Device
 from emulator.errors import InternalError
 from memsem import verbs as v
 from memsem.bench.shapes import BenchSpec
+from memsem.bench.sliding import POLL_BATCH, slide
 
 ACCESS = (
     v.IBV_ACCESS_LOCAL_WRITE
@@ -106,6 +110,20 @@ class VerbsPath:
             self._provide(2 * count)
             self._receive(count)
 
+    def slide(self, size: int, depth: int, batches: int) -> tuple[list[float], list[float]]:
+        """`batches * depth` operations, `depth` in flight all the time; returns as `sliding.slide`."""
+        now = partial(getattr, self._device, "now_ps")
+        return slide(partial(self._post, size), partial(_take, self._scq), now, depth, batches)
+
+    def serve_slide(self, depth: int, batches: int) -> None:
+        """What the partner does for `slide`: take the sends."""
+        left = depth * batches if self._spec.op == "send" else 0
+        while left:
+            self._provide(2 * depth)
+            taken = _take(self._rcq, min(POLL_BATCH, left))
+            self._posted -= taken
+            left -= taken
+
     def _post(self, size: int) -> None:
         fetches = self._spec.op in ("read", "cas")
         inline = v.IBV_SEND_INLINE if size <= self._context.max_inline and not fetches else 0
@@ -131,6 +149,13 @@ class VerbsPath:
         while self._posted < count:
             self._qp.post_recv(v.RecvWR(num_sge=1, sg=sg))
             self._posted += 1
+
+
+def _take(cq: v.CQ, most: int) -> int:
+    """Sleep until there is a completion, take what is there, at most so many; returns how many."""
+    completions = cq.wait(max(1, min(most, len(cq))))
+    _check(completions)
+    return len(completions)
 
 
 def _check(completions: Sequence[v.WC]) -> None:

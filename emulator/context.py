@@ -18,7 +18,7 @@ from emulator.config import RunConfig, read_config, read_jitter
 from emulator.device import Device
 from emulator.engine import core_available, engine_attach, engine_bytes, engine_create
 from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
-from emulator.errors import UsageError
+from emulator.errors import StateError, UsageError
 from emulator.futex import wait_while
 from emulator.ledger import total
 from emulator.profile import Profile, load_profile
@@ -30,6 +30,7 @@ from emulator.usage import exit_on_usage_error
 
 _TRACE_RECORDS = 1 << 14
 _current: list[Device] = []
+_ended: list[bool] = []
 _stop_watching: list[Callable[[], None]] = []
 watchers: list[Callable[[Device], Callable[[], None]]] = []
 """For launchers: called with the device of a run that keeps going, to mark dead whom they see die; each
@@ -46,12 +47,15 @@ def init(**cfg: Any) -> Device:
         the rank's device; `emulator.rank()` and the other functions use it.
 
     Raises:
-        UsageError: bad configuration, no room in `/dev/shm`, or a second call with other values.
+        UsageError: bad configuration, no room in `/dev/shm`, or a second call with other values. StateError:
+        after `finalize`.
     """
     if _current:
         if cfg:
             raise UsageError("emulator.init: already initialised; give the configuration to the first call")
         return _current[0]
+    if _ended:
+        raise StateError("emulator.init: the run has ended on this rank; a process takes part in one run")
     if not watchers:  # a launcher has its own way of saying it
         exit_on_usage_error()
     config = read_config(cfg)
@@ -170,6 +174,8 @@ def finalize() -> dict[str, Any] | None:
         Path(ending.config.report).write_text(json.dumps(result, indent=1) + "\n")
     ending.memory.close()
     ending.transport.close()
+    ending.retire()
+    _ended.append(True)
     return result
 
 

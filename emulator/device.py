@@ -19,7 +19,7 @@ from emulator.delivery import Delivery
 from emulator.device_exchange import BARRIER_CHANNEL, META_BYTES, ExchangeCalls
 from emulator.device_posts import PostCalls
 from emulator.engine.api import SET, Engine
-from emulator.errors import RankLostError, UsageError
+from emulator.errors import RankLostError, StateError, UsageError, misuse
 from emulator.fabric import Fabric, Shape
 from emulator.futex import wake_all
 from emulator.ledger import Ledger
@@ -287,3 +287,24 @@ class Device(ExchangeCalls, PostCalls):
         self.board.digest[self.rank] = np.frombuffer(self.trace.finish(), np.uint8)
         self.board.end_ps[self.rank] = self.engine.now_ps
         self.board.cpu_us[self.rank] = int((used.ru_utime + used.ru_stime) * 1e6)
+
+    def retire(self) -> None:
+        """Let go of memory that is unmapped: whoever still holds this device is told that the run has ended.
+        (What it held lives on unused, so nothing is tidied up in memory that is gone.)"""
+        ended: Any = Ended(self.rank, self.now_ps)
+        self._retired = self.engine, self.memory, self.transport, self.board, self.ledger, self.compiled
+        self.engine = self.memory = self.transport = self.board = self.ledger = ended
+        self.compiled, self._meet = None, lambda: ended.meet
+
+
+class Ended:
+    """Stands for every part of a machine whose run has ended on this rank; only the time is left of it."""
+
+    def __init__(self, rank: int, now_ps: int) -> None:
+        self.rank, self.now_ps = rank, now_ps
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        message = "the run has ended on this rank: after finalize() nothing of it can be used"
+        raise misuse(StateError, message, rank=self.rank, now_ps=self.now_ps, value=name)

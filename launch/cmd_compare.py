@@ -18,7 +18,7 @@ from rich.console import Console
 from collectives.compare.merge import merge
 from collectives.compare.plot import check_plot, plot
 from collectives.compare.report import PATHS, Comparison, table
-from collectives.compare.workloads import WORKLOADS, Setting, make
+from collectives.compare.workloads import WORKLOADS, Setting, check, make
 from emulator.errors import UsageError
 from emulator.profile import load_profile
 from launch import run
@@ -31,6 +31,10 @@ _DEFAULT_REPEAT = {"pingpong": 4, "halo": 4, "dispatch": 4, "kv-transfer": 8}
 _REPEATED = {"pingpong": "round trips", "halo": "steps", "dispatch": "tokens a rank", "kv-transfer": "layers"}
 _HEAP, _WORDS = 4 << 20, 1024
 _PAGE = 4096
+_LARGEST, _MOST_REPEATED, _MOST_ROOM = 256 << 20, 10_000, 4 << 30
+"""Largest message in bytes, most of `--repeat`, and the most bytes of a rank's heap: beyond them a comparison
+takes more memory or hours than anybody means."""
+_LARGEST_SEED = (1 << 63) - 1
 
 
 def register(app: typer.Typer) -> None:
@@ -66,9 +70,13 @@ def compare_command(
         check_writable(option, path)
     if plot_out is not None:
         check_plot(plot_out)
-    chosen = paths.split(",")
+        if json_out is not None and json_out.resolve() == plot_out.resolve():
+            raise UsageError(f"--plot {plot_out}: --json writes that file; name another")
+    chosen = [name.strip() for name in paths.split(",")]
     for path_name in chosen:
         check_choice("--paths", path_name, PATHS)
+        if chosen.count(path_name) > 1:
+            raise UsageError(f"--paths {paths}: {path_name} is named twice")
     settings = parse_set(overrides or [])
     check_pod(num_ranks, pod, settings)
     spec: dict[str, Any] = {
@@ -78,8 +86,14 @@ def compare_command(
         "seed": seed,
         "paths": chosen,
     }
-    if spec["repeat"] < 1:
-        raise UsageError(f"--repeat {repeat}: at least 1 of the {_REPEATED[op]}")
+    if not 1 <= spec["repeat"] <= _MOST_REPEATED:
+        raise UsageError(f"--repeat {repeat}: 1 to {_MOST_REPEATED} {_REPEATED[op]}")
+    if seed > _LARGEST_SEED:
+        raise UsageError(f"--seed {seed}: at most {_LARGEST_SEED}")
+    for size in spec["sizes"]:
+        if size > _LARGEST:
+            raise UsageError(f"--sizes: {size} B is more than this compares; at most {_LARGEST >> 20}M")
+        check(op, Setting(num_ranks, size, spec["repeat"], seed))
     config = {
         "profile": pod,
         "set": settings,
@@ -104,6 +118,11 @@ def _room(spec: dict[str, Any], num_ranks: int) -> dict[str, int]:
     workload = make(spec["op"], setting, 0)
     lanes = max(len(workload.inbound(rank)) for rank in range(num_ranks))
     heap = _HEAP + 2 * len(spec["paths"]) * (lanes + 1) * max(1, workload.capacity)
+    if heap > _MOST_ROOM:
+        raise UsageError(
+            f"compare --op {spec['op']}: its buffers take {heap / 1e9:.1f} GB a rank, at most "
+            f"{_MOST_ROOM / 1e9:.1f}; give smaller --sizes or --repeat, or fewer --paths"
+        )
     return {"heap_bytes": -(-heap // _PAGE) * _PAGE, "words_per_rank": _WORDS + 2 * lanes + 4 * num_ranks}
 
 

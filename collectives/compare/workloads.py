@@ -84,8 +84,6 @@ class PingPong:
     """Rank 0 and the last rank throw a message to and fro; each adds 1 to every byte."""
 
     def __init__(self, setting: Setting, rank: int) -> None:
-        if setting.num_ranks < 2:
-            raise UsageError("compare --op pingpong: needs at least 2 ranks")
         self.rank, self.partner = rank, setting.num_ranks - 1 - rank
         self.plays = rank in (0, setting.num_ranks - 1)
         self.last = setting.num_ranks - 1
@@ -122,10 +120,6 @@ class Halo:
     OPPOSITE = (1, 0, 3, 2)
 
     def __init__(self, setting: Setting, rank: int) -> None:
-        if setting.size % 4:
-            raise UsageError(
-                f"compare --op halo: an edge holds float32 values; {setting.size} B are no multiple of 4"
-            )
         self.rank, self.num_ranks = rank, setting.num_ranks
         self.rows = max(d for d in range(1, int(self.num_ranks**0.5) + 1) if self.num_ranks % d == 0)
         self.columns = self.num_ranks // self.rows
@@ -197,10 +191,6 @@ class KvTransfer:
     rounds = 1
 
     def __init__(self, setting: Setting, rank: int) -> None:
-        if setting.num_ranks % 2:
-            raise UsageError(
-                f"compare --op kv-transfer: needs an even number of ranks, got {setting.num_ranks}"
-            )
         self.rank, self.half, self.setting = rank, setting.num_ranks // 2, setting
         self.capacity = setting.size
         self.cache = b""
@@ -234,6 +224,20 @@ WORKLOADS: dict[str, type[PingPong | Halo | Dispatch | KvTransfer]] = {
 }
 
 
+def check(name: str, setting: Setting) -> None:
+    """Refuse a setting that a workload cannot have. Raises: UsageError."""
+    ranks, size = setting.num_ranks, setting.size
+    if name == "pingpong" and ranks < 2:
+        raise UsageError("compare --op pingpong: needs at least 2 ranks")
+    if name == "kv-transfer" and (ranks % 2 or ranks < 2):
+        raise UsageError(f"compare --op kv-transfer: needs an even number of ranks, got {ranks}")
+    if ranks < 1:
+        raise UsageError(f"compare --op {name}: needs at least 1 rank, got {ranks}")
+    if name == "halo" and size % 4:
+        raise UsageError(f"compare --op halo: an edge holds float32 values; {size} B are no multiple of 4")
+
+
 def make(name: str, setting: Setting, rank: int) -> Workload:
     """One rank's part of a workload by name. Raises: UsageError, a setting that it cannot have."""
+    check(name, setting)
     return WORKLOADS[name](setting, rank)

@@ -92,7 +92,6 @@ def test_picture(suffix: str, tmp_path: Path) -> None:
         ("--op halo -n 2 --sizes 3,8", "multiple of 4"),
         ("--op dispatch -n 0", "at least 1 rank"),
         ("--op halo --paths mem,mem", "named twice"),
-        ("--op halo --plot a.png --json a.png", "name another"),
         ("--op halo -n 2 --sizes 6", "multiple of 4"),
         ("--op halo -n 2 --plot a.txt", ".png or .svg"),
         ("--op halo -n 2 --paths mem,tcp", "mem, verbs, mpi"),

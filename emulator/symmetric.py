@@ -13,7 +13,7 @@ import numpy as np
 
 from emulator.engine.api import SET
 from emulator.engine.posts import K_LOCAL, new_posts
-from emulator.errors import UsageError
+from emulator.errors import SizeError, UsageError, misuse
 from emulator.freelist import FreeList
 from emulator.transport import Area
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ALIGN = {Area.HEAP: 64, Area.MANAGED: 4096}
 _KEYS = {Area.HEAP: "heap_bytes", Area.MANAGED: "managed_bytes"}
+_FARTHEST = 1 << 46
 
 
 class SymmetricSpace:
@@ -52,6 +53,10 @@ class SymmetricSpace:
         Raises:
             UsageError: the ranks do not agree, or the space is used up.
         """
+        if not all(0 <= number < _FARTHEST for number in (nbytes, words, channels)):
+            sizes = f"{nbytes} bytes, {words} words and {channels} channels"
+            where = {"rank": self._device.rank, "now_ps": self._device.now_ps}
+            raise misuse(SizeError, f"{what}: no machine has room for {sizes}", value=nbytes, **where)
         self._agree((int(area), nbytes, words * 4096 + channels, zlib.crc32(what.encode())), what)
         config, free = self._device.config, self._free[area]
         if self._channels + channels > config.channels:

@@ -153,6 +153,10 @@ class Access:
             message = f"{call}: {where} are not within the {self.size} of the window"
             raise self._error(OffsetError, message, offset)
 
+    def _rest(self, call: str, offset: int) -> int:
+        """Return how many elements there are from `offset` on."""
+        return self.size - self._integer(f"{call}: offset", offset, 0, self.size, OffsetError)
+
     def _word(self, signal: int) -> int:
         known = type(signal) is int or isinstance(signal, np.integer)
         if not known or not 0 <= signal < self.num_signals:

@@ -60,15 +60,15 @@ class Piece:
         Raises:
             SizeError: the shape does not fit. DtypeError: the dtype holds references. StateError: freed.
         """
-        kind = np.dtype(dtype)
+        kind = Window.check_dtype(self._device, dtype)
         where = {"rank": self._device.rank, "now_ps": self._device.now_ps}
         if self.freed:
             raise misuse(StateError, "heap: this piece has been freed", value=self.offset, **where)
-        Window.check_dtype(self._device, kind)
         if shape is None:
             shape = self.nbytes // kind.itemsize
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize > self.nbytes:
+        shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        whole = all(isinstance(n, int | np.integer) and n >= 0 for n in shape)
+        if not whole or math.prod(shape) * kind.itemsize > self.nbytes:
             message = f"heap: shape {shape} of {kind} does not fit a piece of {self.nbytes} bytes"
             raise misuse(SizeError, message, value=shape, **where)
         return Window(self._device, shape, kind, self.offset, self.first_word, self.num_signals, piece=self)
@@ -94,7 +94,7 @@ class SymmetricHeap:
             SizeError: negative. UsageError: no room, or the ranks do not agree.
         """
         device = device or emulator.device()
-        if nbytes < 0 or signals < 0:
+        if not all(isinstance(n, int | np.integer) and n >= 0 for n in (nbytes, signals)):
             message = f"heap: sizes must not be negative, got {nbytes} bytes and {signals} signals"
             raise misuse(SizeError, message, rank=device.rank, now_ps=device.now_ps, value=(nbytes, signals))
         base, word, _ = device.symmetric.carve(Area.HEAP, nbytes, "symmetric heap", words=signals)
@@ -147,7 +147,7 @@ class SymmetricHeap:
         self._words.release(piece.first_word - self._first_word, piece.num_signals)
 
     def _alloc(self, nbytes: int, align: int, signals: int, clear: bool) -> Piece:
-        if nbytes < 0 or signals < 0:
+        if not all(isinstance(n, int | np.integer) and n >= 0 for n in (nbytes, signals)):
             message = f"heap: sizes must not be negative, got {nbytes} bytes and {signals} signals"
             raise self._error(SizeError, message, (nbytes, signals))
         if align < 1 or align & (align - 1):

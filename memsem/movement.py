@@ -162,7 +162,7 @@ class Movement(Ordering):
         if out is not None:
             flat = self._out("get", out, count)
             count = out.size
-        count = self.size - offset if count is None else count
+        count = self._rest("get", offset) if count is None else count
         flags = self._flags(order)
         handle, _ = self._start_get("get", home, offset, count, charge_bytes, engine, cores, flags)
         data = self._device.wait_get(handle).view(self.dtype)

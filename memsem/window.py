@@ -65,12 +65,11 @@ class Window(Atomics):
         """
         device = device or emulator.device()
         shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        kind = np.dtype(dtype)
+        kind = cls.check_dtype(device, dtype)
         if not all(isinstance(n, int | np.integer) and n >= 0 for n in (*shape, signals)):
             message = f"window: sizes must not be negative, got shape {shape} and {signals} signals"
             raise misuse(SizeError, message, rank=device.rank, now_ps=device.now_ps, value=(shape, signals))
-        cls.check_dtype(device, kind)
-        nbytes, what = math.prod(shape) * kind.itemsize, _named(shape, kind)
+        nbytes, what = math.prod(map(int, shape)) * kind.itemsize, _named(shape, kind)
         base, word, _ = device.symmetric.carve(Area.HEAP, nbytes, what, words=signals)
         return cls(device, shape, kind, base, word, signals, team)
 
@@ -91,11 +90,17 @@ class Window(Atomics):
         self._freed = True
 
     @staticmethod
-    def check_dtype(device: Device, kind: np.dtype[Any]) -> None:
-        """Refuse a dtype that cannot lie in a window. Raises: DtypeError."""
+    def check_dtype(device: Device, dtype: npt.DTypeLike) -> np.dtype[Any]:
+        """Return a dtype that can lie in a window. Raises: DtypeError, it cannot, or is none."""
+        try:
+            kind = np.dtype(dtype)
+        except (TypeError, ValueError) as error:
+            message = f"window: {dtype!r} is no dtype: {error}"
+            raise misuse(DtypeError, message, rank=device.rank, now_ps=device.now_ps, value=dtype) from None
         if kind.hasobject or kind.itemsize == 0:
             message = f"window: dtype {kind} has no fixed bytes to move"
             raise misuse(DtypeError, message, rank=device.rank, now_ps=device.now_ps, value=str(kind))
+        return kind
 
     # --- my own array -----------------------------------------------------------------------------------
 
@@ -108,7 +113,7 @@ class Window(Atomics):
 
     def load(self, offset: int = 0, count: int | None = None) -> Array:
         """Copy of `count` elements of my array as they are now, everything delivered up to now included."""
-        count = self.size - offset if count is None else count
+        count = self._rest("load", offset) if count is None else count
         self._check_range("load", offset, count)
         self._ops.enter()
         self._device.observe()

@@ -5,7 +5,7 @@ import pytest
 
 from emulator.errors import UsageError
 from emulator.solo import solo_device
-from memsem import Window
+from memsem import SymmetricHeap, Team, Window
 
 x = np.arange(2)
 CASES = {
@@ -54,13 +54,33 @@ CASES = {
     "cores many": lambda w: w.get(0, cores=10**6),
     "cores of dma": lambda w: w.put(0, x, engine="dma", cores=2),
     "cores": lambda w: w.put(0, x, cores=1.5),
+    "get offset str": lambda w: w.get(0, "1"),
+    "load None": lambda w: w.load(None),
+    "dtype": lambda w: Window.create(1, "x", device=w._device),
+    "dtype number": lambda w: Window.create(1, 1.5, device=w._device),
+    "shape huge": lambda w: Window.create(2**70, device=w._device),
+    "shape product": lambda w: Window.create((2**40, 2**40), device=w._device),
+    "shape of numpy": lambda w: Window.create((np.int64(2**62), np.int64(4)), device=w._device),
+    "signals huge": lambda w: Window.create(1, signals=2**70, device=w._device),
+    "heap": lambda w: SymmetricHeap.create("x", device=w._device),
+    "heap float": lambda w: SymmetricHeap.create(1.5, device=w._device),
+    "heap huge": lambda w: SymmetricHeap.create(2**70, device=w._device),
+    "piece": lambda w: w._device.library["heap"].alloc(1.5),
+    "color": lambda w: Team.world(w._device).split("x"),
+    "color huge": lambda w: Team.world(w._device).split(2**70),
+    "key": lambda w: Team.world(w._device).split(0, 1.5),
+    "strided": lambda w: Team.world(w._device).split_strided(0, None, 1),
+    "translate": lambda w: Team.world(w._device).translate("x", Team.world(w._device)),
     "out": lambda w: w.get(0, out=[1, 2]),
 }
 
 
 @pytest.fixture(scope="module")
 def window():
-    return Window.create(10, np.int64, device=solo_device(engine="python"))
+    device = solo_device(engine="python")
+    device.library["heap"] = SymmetricHeap.create(64, device=device)
+    Team.world(device)
+    return Window.create(10, np.int64, device=device)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -29,7 +29,18 @@ from memsem.verbs.enums import (
     IBV_WC_WR_FLUSH_ERR,
     ibv_wc_status,
 )
-from memsem.verbs.jetty_wr import JettyWR, JfsWr, Sge, TargetJetty, WrFlag, import_jetty, local_sge
+from memsem.verbs.jetty_wr import (
+    JettyWR,
+    JfsWr,
+    Sge,
+    TargetJetty,
+    WrFlag,
+    check_local,
+    check_request,
+    check_target,
+    import_jetty,
+    local_sge,
+)
 from memsem.verbs.qp import QP
 from memsem.verbs.qpcap import AHAttr, QPAttr, QPCap, QPInitAttr
 from memsem.verbs.rows import Path
@@ -173,6 +184,7 @@ class Jetty(QP):
         """RC: send to this jetty. Raises: PyverbsRDMAError, another mode."""
         if self.mode != TransMode.RC:
             raise self.context.refusal(f"bind_jetty: a jetty in mode {self.mode.name} has no peer", target)
+        check_target(self.context, target)
         self.context.called()
         self.attr.ah_attr, self.attr.dest_qp_num = AHAttr(target.rank + 1), target.jetty_id
 
@@ -184,6 +196,7 @@ class Jetty(QP):
         """
         chain: SendWR | None = None
         for wr in reversed(wrs):
+            check_request(self.context, wr)
             one = JettyWR(wr)
             if self.mode == TransMode.RC:
                 missing = self.attr.ah_attr.dlid == 0
@@ -199,6 +212,7 @@ class Jetty(QP):
 
     def post_jetty_recv_wr(self, user_ctx: int, *local: Sge) -> None:
         """Post a receive; see `QP.post_recv`."""
+        check_local(self.context, local)
         self.post_recv(RecvWR(user_ctx, len(local), [local_sge(sge) for sge in local]))
 
     def modify_jetty(self, state: JettyState) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from memsem.verbs.context import Context as Nic
 from memsem.verbs.enums import (
     IBV_SEND_FENCE,
     IBV_SEND_INLINE,
     IBV_SEND_SIGNALED,
     IBV_SEND_SOLICITED,
 )
+from memsem.verbs.numbers import check_whole, member, wrong
 from memsem.verbs.urma import VERBS_OPCODE, Context, Opcode, Segment, TargetSegment
 from memsem.verbs.wr import SGE, SendWR
 
@@ -25,8 +27,40 @@ class TargetJetty:
 
 def import_jetty(context: Context, jetty: Sequence[int]) -> TargetJetty:
     """Return a jetty of another rank, from its `Jetty.id`."""
+    target = TargetJetty(*jetty)
+    check_target(context, target)
     context.charge("import_jetty")
-    return TargetJetty(int(jetty[0]), int(jetty[1]))
+    return target
+
+
+def check_target(context: Nic, target: TargetJetty) -> None:
+    """Refuse a jetty that no rank has. Raises: PyverbsUserError."""
+    check_whole(context, "jetty: rank or number", (target.rank, target.jetty_id))
+    if not 0 <= target.rank < context.num_ranks or not 0 <= target.jetty_id < 1 << 24:
+        ranks = f"ranks are 0 to {context.num_ranks - 1}, numbers have 24 bits"
+        raise wrong(context, f"jetty: no {target}; {ranks}", target.rank)
+
+
+def check_request(context: Nic, wr: JfsWr) -> None:
+    """Refuse a request that no structure could hold. Raises: PyverbsUserError."""
+    member(context, "jetty: opcode", Opcode, wr.opcode)
+    check_whole(
+        context, "jetty: operand, compare or place_order", (wr.operand, wr.compare, wr.flag.place_order)
+    )
+    if not 0 <= wr.flag.place_order <= 2:
+        what = f"place_order {wr.flag.place_order}; 0 none, 1 relaxed, 2 strong"
+        raise wrong(context, f"jetty: {what}", wr.flag.place_order)
+    check_local(context, wr.local)
+    if wr.tjetty is not None:
+        check_target(context, wr.tjetty)
+
+
+def check_local(context: Nic, local: Sequence[Sge]) -> None:
+    """Refuse elements that are not of a segment of mine. Raises: PyverbsUserError."""
+    for sge in local:
+        if not isinstance(sge, Sge) or not isinstance(sge.seg, Segment):
+            raise wrong(context, f"jetty: a local element names a segment of mine, not {sge!r}", sge)
+        check_whole(context, "jetty: offset or length", (sge.offset, sge.length))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ import pytest
 from emulator.errors import UsageError
 from emulator.solo import solo_device
 from memsem import verbs as v
+from memsem.verbs import urma
+from memsem.verbs.jetty import Jetty, JfsWr, Sge, TargetJetty, WrFlag, import_jetty
+from memsem.verbs.urma import Opcode, Segment, TransMode, import_seg
 
 WRONG = (1.5, "x", None)
 
@@ -127,3 +130,42 @@ def test_datagrams_name_a_queue_pair_that_can_be(nic: SimpleNamespace) -> None:
         nic.qp.post_send(wr)
     nic.qp.post_send(write(nic))
     assert nic.cq.wait(1)[0].status == v.IBV_WC_SUCCESS
+
+
+URMA: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "rank": lambda c, j, s: j.post_jetty_send_wr(request(s, tjetty=TargetJetty(99, 2))),
+    "number": lambda c, j, s: j.post_jetty_send_wr(request(s, tjetty=TargetJetty(0, 1 << 40))),
+    "number text": lambda c, j, s: j.post_jetty_send_wr(request(s, tjetty=TargetJetty(0, "x"))),
+    "import": lambda c, j, s: import_jetty(c, (-1, 2)),
+    "import text": lambda c, j, s: import_jetty(c, ("x", 2)),
+    "order": lambda c, j, s: j.post_jetty_send_wr(request(s, flag=WrFlag(place_order=3))),
+    "opcode": lambda c, j, s: j.post_jetty_send_wr(request(s, opcode=99)),
+    "operand": lambda c, j, s: j.post_jetty_send_wr(request(s, opcode=Opcode.FSUB, operand=None)),
+    "user_ctx": lambda c, j, s: j.post_jetty_send_wr(request(s, user_ctx="x")),
+    "local": lambda c, j, s: j.post_jetty_send_wr(request(s, local=[s])),
+    "length": lambda c, j, s: j.post_jetty_send_wr(request(s, local=[Sge(s, -1)])),
+    "offset": lambda c, j, s: j.post_jetty_send_wr(request(s, local=[Sge(s, 8, "x")])),
+    "remote as local": lambda c, j, s: j.post_jetty_recv_wr(1, Sge(import_seg(c, s.ubva, 7), 8)),
+}
+
+
+def request(seg: Segment, **changed: Any) -> JfsWr:
+    """A message to my own jetty, with some of its fields changed."""
+    local = [Sge(seg, 8)]
+    return JfsWr(**{"opcode": Opcode.SEND, "tjetty": TargetJetty(0, 2), "local": local, **changed})
+
+
+@pytest.mark.parametrize("mode", [TransMode.RM, TransMode.UM])
+def test_what_no_jetty_takes(mode: TransMode) -> None:
+    context = urma.Context(solo_device())
+    jfc = urma.Jfc(context)
+    jetty = Jetty(context, mode, jfc)
+    seg = Segment(context, 64, urma.Access.READ | urma.Access.WRITE, 7)
+    for name, call in URMA.items():
+        with pytest.raises(UsageError):
+            print(name, call(context, jetty, seg))
+    jetty.post_jetty_recv_wr(5, Sge(seg, 64))
+    jetty.post_jetty_send_wr(request(seg, tjetty=TargetJetty(*jetty.id)))
+    assert len(jfc.wait(2)) == 2
+    context.check()
+    context.close()

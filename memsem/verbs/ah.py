@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memsem.verbs.qpcap import AHAttr
 from memsem.verbs.resource import Resource
 from memsem.verbs.verbs_error import PyverbsRDMAError
@@ -24,7 +26,7 @@ class AH(Resource):
 
     def __init__(self, pd: PD, attr: AHAttr) -> None:
         self.pd = pd
-        if not isinstance(attr.dlid, int) or not 1 <= attr.dlid <= pd.context.num_ranks:
+        if not isinstance(attr.dlid, int | np.integer) or not 1 <= attr.dlid <= pd.context.num_ranks:
             raise PyverbsRDMAError(
                 f"AH: no LID {attr.dlid}; LIDs are 1 to {pd.context.num_ranks} (rank {pd.context.rank}, "
                 f"{pd.context.now_ps} ps)",

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from memsem.verbs.ah import AH
 from memsem.verbs.enums import (
     IBV_SEND_SIGNALED,
@@ -75,7 +77,7 @@ def _opcode(opcode: int) -> ibv_wr_opcode:
 
 def _elements(num_sge: int, sg: Sequence[SGE] | None) -> list[SGE]:
     elements = list(sg or ())
-    if not isinstance(num_sge, int) or not 0 <= num_sge <= len(elements):
+    if not isinstance(num_sge, int | np.integer) or not 0 <= num_sge <= len(elements):
         raise PyverbsUserError(f"work request: num_sge {num_sge} does not fit {len(elements)} elements")
     return elements[:num_sge]
 

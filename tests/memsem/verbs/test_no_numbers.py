@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from emulator.errors import UsageError
@@ -94,6 +95,17 @@ def test_what_is_no_number_is_refused_and_leaves_no_trace(nic: SimpleNamespace, 
     nic.qp.post_send(write(nic))
     assert [wc.status for wc in nic.cq.wait(1)] == [v.IBV_WC_SUCCESS]
     nic.context.check()
+
+
+def test_numbers_of_numpy_are_numbers(nic: SimpleNamespace) -> None:
+    """As they come out of an exchange of addresses and keys."""
+    at, key, two = np.int64(nic.mr.buf), np.int64(nic.mr.rkey), np.int64(1)
+    nic.qp.post_send(write(nic, v.SGE(at, np.int64(8), key), rkey=key, addr=at, num_sge=two))
+    assert nic.cq.wait(two)[0].status == v.IBV_WC_SUCCESS
+    qp = v.QP(nic.pd, nic.init)
+    qp.to_rts(attributes(np.int64(2), ah_attr=v.AHAttr(dlid=two)))
+    assert v.AH(nic.pd, v.AHAttr(dlid=two)).peer == 0 and v.MR(nic.pd, np.int64(8), 1).length == 8
+    qp.close()
 
 
 def test_negative_lengths_are_refused(nic: SimpleNamespace) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from memsem.bufspec import BufSpec, parse
+from memsem.mpi_errors import ERR_ARG
 from memsem.persistent import Prequest
 from memsem.probed import Message
 from memsem.request import Request
@@ -216,6 +217,8 @@ class Comm(Transfers):
                 longer message ends with ERR_TRUNCATE, as under mpi4py.
         """
         size = IRECV_BYTES if buf is None else buf if isinstance(buf, int) else parse(buf, True).nbytes
+        if size < 0:
+            raise self._refused(ERR_ARG, f"irecv: room for {size} bytes; 0 or more", size)
         return self._receive_object("irecv", size, source, tag)
 
     def sendrecv(

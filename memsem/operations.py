@@ -7,6 +7,7 @@ not of a window. A rank's device and windows belong to one thread; calls from an
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Operations:
         self._thread = threading.get_ident()
         self._windows = 0
         self._tracked: dict[int, Pending] = {}
-        self._untracked: list[Pending] = []
+        self._untracked: weakref.WeakSet[Pending] = weakref.WeakSet()  # of those that somebody still holds
         self._gets: dict[int, Pending] = {}
         self._sources: list[Watched] = []
         self._shapes: dict[tuple[Any, ...], Shape] = {}
@@ -188,7 +189,7 @@ class Operations:
         if seq >= 0:
             self._tracked[seq] = pending
         else:
-            self._untracked.append(pending)
+            self._untracked.add(pending)
         if self.check is not None:
             self._sources.append(Watched(data, self._checksum(data), record, home, low))
         return pending

@@ -172,6 +172,7 @@ def test_errors_of_several_are_in_their_statuses(comm):
         (lambda c: c.Isend(np.zeros(1), 0, None), MPI.ERR_TAG),
         (lambda c: c.Irecv(np.zeros(1), 0, "x"), MPI.ERR_TAG),
         (lambda c: c.Split("x"), MPI.ERR_ARG),
+        (lambda c: c.irecv(-1), MPI.ERR_ARG),
         (lambda c: c.Split(0, 1 << 40), MPI.ERR_ARG),
         (lambda c: c.Create_cart(["x"]), MPI.ERR_DIMS),
         (lambda c: c.send(1, 5), MPI.ERR_RANK),

@@ -53,6 +53,7 @@ _COMMANDS = {
     "make-checkpoint": "launch.cmd_make_checkpoint",
     "bench": "launch.cmd_bench",
     "compare": "launch.cmd_compare",
+    "prices": "launch.cmd_prices",
 }
 
 

@@ -64,10 +64,10 @@ def register(app: typer.Typer) -> None:
         num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")],
         requests: Annotated[int, typer.Option(help="Serve the first K requests.")] = 32,
         trace: Annotated[
-            Path | None, typer.Option(help="Mooncake JSONL or Azure CSV [built-in workload].")
+            Path | None, typer.Option(help="Mooncake JSONL or Azure CSV (else a built-in workload).")
         ] = None,
         model: Annotated[
-            Path | None, typer.Option(help="Checkpoint directory [a mini model is made].")
+            Path | None, typer.Option(help="Checkpoint directory (else a mini model is made).")
         ] = None,
         priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
         token_scale: Annotated[
@@ -125,8 +125,11 @@ def register(app: typer.Typer) -> None:
         outputs = (("--json", json_out), ("--trace-out", trace_out), ("--schedule-out", schedule_out))
         for option, path in outputs:
             check_writable(option, path)
-        if prepare is not None and schedule_out is not None:
-            raise UsageError("--schedule-out: a prepared replay records no schedule; leave out --prepare")
+        if prepare is not None and (unused := [option for option, path in outputs if path is not None]):
+            raise UsageError(
+                f"{unused[0]}: a prepared replay has no result yet; leave out --prepare, or give --json to "
+                "superpod replay-report"
+            )
         fixed = None if schedule_from is None else Schedule.read(schedule_from)
         compared = None if compare_schedule is None else Schedule.read(compare_schedule)
         lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)

@@ -8,6 +8,7 @@ EXAMPLES = {
     "ring_put": (4, "rank 1: 229505 ps"),
     "halo_exchange": (4, ""),
     "dispatch": (2, "rank 0: 1019983 ps"),
+    "verbs_write": (2, ""),
 }
 
 

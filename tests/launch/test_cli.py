@@ -16,6 +16,10 @@ SUPERPOD = str(BIN / "superpod")
     ("arguments", "expected"),
     [
         (["run", "-n", "769", "app.py"], "768 dies"),
+        (
+            ["replay", "-n", "32", "--prepare", "job", "--json", "out.json"],
+            "--json: a prepared replay has no result",
+        ),
         (["run", "-n", "0", "app.py"], "at least 1 rank"),
         (["run", "-n", "four", "app.py"], "valid integer"),
         (["run", "app.py"], "--np"),
@@ -120,3 +124,8 @@ def test_doctor_reports_this_machine(sandbox: Sandbox) -> None:
     assert result.returncode == (0 if report["ok"] else 1)
     assert sandbox.run([SUPERPOD, "doctor"]).stdout.count("│") > 20
     sandbox.assert_clean(0)
+
+
+def test_every_command_there_is_can_be_asked_for() -> None:
+    modules = {f"launch.{path.stem}" for path in Path(cli.__file__).parent.glob("cmd_*.py")}
+    assert set(cli._COMMANDS.values()) == modules

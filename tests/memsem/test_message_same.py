@@ -88,6 +88,7 @@ say("test", MPI.Request.Testany(requests)[1], MPI.Request.Testall(requests), req
 comm.Barrier()
 comm.Send(np.ones(1), other, 1)
 say("any", MPI.Request.Waitany(requests), [bool(r) for r in requests])
+comm.Barrier()  # or the other may have sent the next two before I have asked
 comm.Send(np.ones(1), other, 0)
 comm.Send(np.ones(1), other, 2)
 say("all", MPI.Request.Waitall(requests), MPI.Request.Waitany(requests) == MPI.UNDEFINED)

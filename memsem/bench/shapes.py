@@ -27,6 +27,11 @@ _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)([KMG]?)I?B?", re.IGNORECASE)
 
 
+MOST_BYTES, MOST_QUEUE_BYTES = 16 << 30, 1 << 30
+"""Largest operation: on the memory path few of its bytes really move, on the others all."""
+MOST_BATCH, MOST_CALLS = 1024, 100_000
+
+
 @dataclass(frozen=True)
 class BenchSpec:
     """One benchmark: what is measured, between which ranks, over which sizes.
@@ -76,6 +81,18 @@ class BenchSpec:
             raise UsageError(f"bench: --op cas moves {ATOMIC_BYTES} bytes; give --sizes {ATOMIC_BYTES}")
         if not self.sizes or min(self.sizes) < 1:
             raise UsageError("bench: sizes must be at least 1 byte")
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        """No larger than what a run can hold. Raises: UsageError."""
+        largest = MOST_BYTES if self.path == "mem" else MOST_QUEUE_BYTES
+        calls = self.iterations + self.warmup
+        if max(self.sizes) > largest:
+            raise UsageError(f"bench: --sizes {max(self.sizes)}: at most {largest} bytes on path {self.path}")
+        if self.batch > MOST_BATCH:
+            raise UsageError(f"bench: --batch {self.batch}: at most {MOST_BATCH} operations in flight")
+        if calls > MOST_CALLS:
+            raise UsageError(f"bench: {calls} iterations and warm-ups: at most {MOST_CALLS} a size")
 
     def in_flight(self, size: int) -> int:
         """Operations of an iteration: `batch`, or fewer where the real bytes would fill memory."""

@@ -11,18 +11,20 @@ token). Prints a table and one line of JSON; the closed form with uniform routin
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 import emulator
+from serving.ahead import common_parts
 from serving.charges import Charges, LayerPlan, StepCharge, plan_layers
 from serving.exchange_price import ExchangeCosts
-from serving.forward import Forward, Received
+from serving.forward import ExpertLink, Forward, Received
 from serving.job import ReplayJob
-from serving.link import PodLink
 from serving.model.config import ModelConfig
 from serving.price_tables import (
     COMBINE,
@@ -35,11 +37,14 @@ from serving.price_tables import (
 from serving.pricing import PricedModel
 from serving.rank_main import build
 from serving.request import RequestSpec
+from serving.scheduler import Segment
 
 CASE = DecodeCase()
 SCALE = 512
 STEPS = 12
 MS = 1e9
+Rows = NDArray[np.float32]
+Layers = Sequence[tuple[ExchangeCosts, ExchangeCosts]]
 
 
 class IterationCharges(Charges):
@@ -50,7 +55,7 @@ class IterationCharges(Charges):
 
     decoding = False
 
-    def step(self, segments):  # type: ignore[no-untyped-def]
+    def step(self, segments: Sequence[Segment]) -> StepCharge:
         charge = super().step(segments)
         self.decoding = len(segments) == CASE.sequences and all(segment.decode for segment in segments)
         if not self.decoding:
@@ -72,28 +77,31 @@ class IterationCharges(Charges):
 class IterationLink:
     """A link whose decode rows stand for `queries` priced rows, and that times dispatch and combine."""
 
-    def __init__(self, link: PodLink, device: emulator.Device, charges: IterationCharges) -> None:
+    def __init__(self, link: ExpertLink, device: emulator.Device, charges: IterationCharges) -> None:
         self._link, self._device, self.charges = link, device, charges
         self.spent = {DISPATCH: 0, COMBINE: 0}
 
-    def dispatch(self, x, slots, shares, costs: ExchangeCosts) -> Received:  # type: ignore[no-untyped-def]
+    def dispatch(
+        self, x: Rows, slots: NDArray[np.int64], shares: NDArray[np.int64], costs: ExchangeCosts
+    ) -> Received:
         begin = self._device.now_ps
-        received = self._link.dispatch(
-            x, slots, shares * (CASE.queries if self.charges.decoding else 1), costs
-        )
+        shares = shares * (CASE.queries if self.charges.decoding else 1)
+        received = self._link.dispatch(x, slots, shares, costs)
         self.spent[DISPATCH] += self._device.now_ps - begin
         return received
 
-    def combine(self, received, results, weights, costs: ExchangeCosts):  # type: ignore[no-untyped-def]
+    def combine(self, received: Received, results: Rows, weights: Rows, costs: ExchangeCosts) -> Rows:
         begin = self._device.now_ps
         out = self._link.combine(received, results, weights, costs)
         self.spent[COMBINE] += self._device.now_ps - begin
         return out
 
-    def idle(self, layers):  # type: ignore[no-untyped-def]
+    def idle(self, layers: Layers) -> tuple[int, Received | None]:
         return self._link.idle(layers)
 
-    def combine_then_idle(self, received, results, costs, layers):  # type: ignore[no-untyped-def]
+    def combine_then_idle(
+        self, received: Received, results: Rows, costs: ExchangeCosts, layers: Layers
+    ) -> tuple[int, Received | None]:
         return self._link.combine_then_idle(received, results, costs, layers)
 
 
@@ -167,13 +175,15 @@ def main() -> None:
     )
     device = emulator.init(heap_bytes=1 << 16, staging_bytes=1 << 16, managed_bytes=24 << 20)
     watch = Watch()
-    engine, record, _ = build(job, requests(ranks * case.sequences, STEPS), device, watch)  # type: ignore[arg-type]
+    specs = requests(ranks * case.sequences, STEPS)
+    common = common_parts(job, specs, device.profile)
+    engine, record, _ = build(common, specs, device, watch)
     forward = engine._forward
     assert isinstance(forward, Forward)
     charges = IterationCharges(forward._charges.priced, ranks, shared_local=False)
-    watch.link = IterationLink(forward._link, device, charges)  # type: ignore[arg-type]
+    watch.link = IterationLink(forward._link, device, charges)
     plans = with_mtp(plan_layers(ModelConfig.from_hf(args.model), charges.priced))
-    forward.__init__(  # type: ignore[misc]
+    engine._forward = Forward(
         device.rank,
         device,
         forward._model,

@@ -60,7 +60,7 @@ def main() -> None:
     specs = requests(1 if args.lonely else ranks * args.sequences, args.steps, vocab=512)
     device = emulator.init(heap_bytes=1 << 16, staging_bytes=1 << 16, managed_bytes=48 << 20)
     watch = StepWatch()
-    engine, record, kv = build(common_parts(job, specs, device.profile), specs, device, watch)  # type: ignore[arg-type]
+    engine, _, kv = build(common_parts(job, specs, device.profile), specs, device, watch)
     engine.run()
     kv.check_integrity()
     if device.rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ BARRIER_CHANNEL = 0
 META_BYTES = 32
 
 
-class ExchangeCalls:
+class ExchangeCalls(ABC):
     """Part of `emulator.device.Device`.
 
     Attributes:
@@ -29,11 +30,11 @@ class ExchangeCalls:
     after_barrier: list[Callable[[], None]]
     _meet: Callable[[], int]
 
-    def quiet(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def quiet(self) -> None: ...
 
-    def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any) -> Any: ...
 
     def exchange(
         self,

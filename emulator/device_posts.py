@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from emulator import rmw
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from emulator.delivery import Delivery
 
 
-class PostCalls:
+class PostCalls(ABC):
     """Part of `emulator.device.Device`.
 
     Attributes:
@@ -157,16 +158,16 @@ class PostCalls:
             post["word"], post["op"], post["value"] = word, op, value
         self.posting.post(post, [data], Op.PUT, 0)
 
-    def _inbox_word(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _inbox_word(self) -> int: ...
 
+    @abstractmethod
     def wait(
         self, conditions: list[tuple[int, int, int]], any_: bool = False, timeout_ps: int | None = None
-    ) -> int:
-        raise NotImplementedError
+    ) -> int: ...
 
-    def test(self, word: int, cmp: int, value: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def test(self, word: int, cmp: int, value: int) -> bool: ...
 
 
 def _signed(value: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import emulator
-from emulator.spare import give_back
+from emulator.spare import give_back, trim
 from serving.ahead import CommonParts, common_parts, job_requests
 from serving.charges import Charges
 from serving.engine import RankRecord, ServingEngine
@@ -18,20 +19,29 @@ from serving.model.sampling import sample
 from serving.request import RequestSpec
 
 
+class StepProgress(Protocol):
+    """Who is told how far a rank is."""
+
+    def update(self, rank: int, ended: int, now_ps: int) -> None:
+        """A step has ended: requests ended so far, virtual time."""
+
+
 class _Housekeeping:
     """What a rank does once a step for its host: show how far it is, and give freed memory back.
 
-    Memory that the first steps have used goes back after steps 1, 2, 4, 8, …
+    What the first step alone has touched goes back after it; freed memory after steps 1, 2, 4, 8, …
     """
 
-    def __init__(self, progress: Progress, rank: int) -> None:
+    def __init__(self, progress: StepProgress, rank: int) -> None:
         self._progress, self._rank, self._steps = progress, rank, 0
 
     def __call__(self, ended: int, now_ps: int) -> None:
         self._progress.update(self._rank, ended, now_ps)
         self._steps += 1
-        if self._steps & (self._steps - 1) == 0:
+        if self._steps == 1:
             give_back()
+        elif self._steps & (self._steps - 1) == 0:
+            trim()
 
 
 def serve(directory: str) -> None:
@@ -58,7 +68,7 @@ def serve_on(
 
 
 def build(
-    common: CommonParts, specs: Sequence[RequestSpec], device: emulator.Device, progress: Progress
+    common: CommonParts, specs: Sequence[RequestSpec], device: emulator.Device, progress: StepProgress
 ) -> tuple[ServingEngine, RankRecord, PagedKV]:
     """Put one rank's parts together."""
     job = common.job

@@ -35,14 +35,14 @@ class Primitives(ABC):
     """Whether `_post_all` checks its rows itself: it then returns minus (the first bad row + 1) and does
     nothing."""
 
-    def _post_all(self, posts: Posts, step_ps: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _post_all(self, posts: Posts, step_ps: int) -> int: ...
 
-    def _retire(self, stream: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _retire(self, stream: int) -> None: ...
 
-    def _take_inbox(self) -> Inbox:
-        raise NotImplementedError
+    @abstractmethod
+    def _take_inbox(self) -> Inbox: ...
 
     @abstractmethod
     def _atomic(self, dst: int, word: int, op: int, value: int, compare: int) -> int: ...

@@ -39,7 +39,7 @@ LIBRARIES = {CORE: ["-lm"], ROWS: ["-lm"], BOARD: ["-ldl"], IMAGE: ["-ldl"], STU
 SOURCES = {
     CORE: sorted(f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c")),
     ROWS: ["emulator/engine/rows.c"],
-    BOARD: ["launch/native/board.c"],
+    BOARD: ["launch/native/board.c", "launch/native/descriptors.c"],
     IMAGE: ["launch/native/image.c"],
     STUB: ["launch/native/stub.c"],
 }

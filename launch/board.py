@@ -15,7 +15,7 @@ from launch.paths import BOARD
 PINNED_OPENMPI = "5.0.11"
 PINNED_PMIX = "OpenPMIx 5.0."
 
-PARTS = "gfs"
+PARTS = "gfsd"
 """What is on by default; see native/board.c."""
 
 
@@ -57,7 +57,7 @@ def parts_for(environment: dict[str, str]) -> str:
         return ""
     parts = environment.get("SUPERPOD_BOARD_PARTS", PARTS)
     if "OMPI_MCA_btl_sm_segment_size" in environment:
-        parts = parts.replace("s", "")
+        parts = parts.replace("s", "").replace("d", "")
     return parts
 
 

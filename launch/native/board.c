@@ -6,6 +6,7 @@
  *   g  what a rank publishes with PMIx_Put its peers read from the board; likewise the keys in `answered` below
  *   f  the fences inside MPI_Init sleep until they are released instead of polling every 100 us
  *   s  the segments of the sm transport lie in one mapping, so that attaching a peer is arithmetic
+ *   d  (with s) their descriptors are kept once for all ranks, not once for each pair (descriptors.c)
  *   x  (tests only) the board answers wrongly, which the proof must notice
  * Every put is also done for real; every other host, other key and miss goes to the real function.
  *
@@ -13,6 +14,7 @@
  * Even then each kind of answer is proven first: until PROOFS answers of a kind equalled the real one, callers get the
  * real one; a single difference turns part g off for the whole job. */
 #define _GNU_SOURCE
+#include "descriptors.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -72,9 +74,15 @@ int board_new(uint32_t ranks, const char *nspace, const char *parts, const char 
     fence_on = !!strchr(parts, 'f');
     lie = !!strchr(parts, 'x');
     if (!(state = shared(sizeof *state)) || !(rows = shared(n * sizeof *rows))) return -1;
-    return strchr(parts, 's') && !(segments = shared(n * SEGMENT)) ? -1 : 0;
+    if (!strchr(parts, 's')) return 0;
+    if (!(segments = shared(n * SEGMENT))) return -1;
+    return strchr(parts, 'd') ? descriptors_new(n, lie) : 0;
 }
-void board_rank(uint32_t rank) { me = rank; locality = calloc(n, sizeof *locality); }     /* in the rank, after fork */
+void board_rank(uint32_t rank) {                                                          /* in the rank, after fork */
+    me = rank;
+    locality = calloc(n, sizeof *locality);
+    descriptors_rank(rank);
+}
 int board_refuted(void) { return state && atomic_load(&state->refuted); }
 uint32_t board_answers(void) { return state ? atomic_load(&state->answers) : 0; }
 
@@ -274,6 +282,7 @@ static long segment_of(const char *path, int flags) {
         int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(a, int) : 0;                                                   \
         va_end(a);                                                                                                       \
         long r = segment_of(path, flags);                                                                                \
+        if (r >= 0 && !(flags & O_CREAT)) descriptor_opened(path, (uint32_t)r);                                          \
         if (r >= 0) return FAKE_FD + (int)r;                                                                             \
         static int (*f)(const char *, int, ...);                                                                         \
         if (!f) f = dlsym(RTLD_NEXT, #name);                                                                             \
@@ -302,6 +311,7 @@ void *mmap64(void *at, size_t size, int prot, int flags, int fd, off64_t offset)
     return mmap(at, size, prot, flags, fd, offset);
 }
 int munmap(void *at, size_t size) {
+    if (segments && at == MAP_FAILED) return 0;        /* a shared descriptor which another rank has detached */
     if (segments && (char *)at >= segments && (char *)at < segments + n * SEGMENT) return 0;
     return (int)syscall(SYS_munmap, at, size);
 }

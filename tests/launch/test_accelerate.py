@@ -71,14 +71,14 @@ def test_switched_off(sandbox: Sandbox, program: str, how: str) -> None:
     assert (result["accelerated"], result["board_answers"]) == (False, 0)
 
 
-@pytest.mark.parametrize("parts", ["g", "f", "s", "gf"])
+@pytest.mark.parametrize("parts", ["g", "f", "s", "gf", "sd"])
 def test_each_part_alone(sandbox: Sandbox, program: str, parts: str) -> None:
     result = run(sandbox, program, SUPERPOD_BOARD_PARTS=parts)
     assert (result["board_answers"] > 0) == ("g" in parts)
 
 
 def test_a_wrong_answer_is_noticed_and_the_real_ones_are_used(sandbox: Sandbox, program: str) -> None:
-    result = run(sandbox, program, SUPERPOD_BOARD_PARTS="gfsx")
+    result = run(sandbox, program, SUPERPOD_BOARD_PARTS="gfsdx")
     assert (result["accelerated"], result["board_refuted"]) == (False, True)
 
 
@@ -90,7 +90,7 @@ def test_another_open_mpi_falls_back_by_itself(monkeypatch: pytest.MonkeyPatch) 
     assert board.why_not() == ""
     monkeypatch.setattr(board, "preloaded", lambda: True)
     monkeypatch.setattr(board, "pmix_version", lambda: "OpenPMIx 5.0.11rc1 (PMIx Standard: 4.2)")
-    assert board.parts_for({}) == "gfs"
+    assert board.parts_for({}) == "gfsd"
     monkeypatch.setattr(board, "pmix_version", lambda: "OpenPMIx 6.0.0")
     assert board.parts_for({}) == ""
     monkeypatch.setattr(board.metadata, "version", lambda _: "5.0.12")
@@ -114,3 +114,29 @@ def test_a_small_program_starts_with_every_rank_up(sandbox: Sandbox) -> None:
     assert (facts["ranks_up"], facts["exit_code"]) == (4, 0)
     assert 0 < facts["startup_wall_s"] < facts["wall_s"] + 30
     assert "4/4 ranks up" in result.stderr
+
+
+SHARED = """
+import ctypes
+import emulator
+device = emulator.init()
+device.barrier()
+print(ctypes.CDLL(None).descriptors_shared())
+"""
+
+
+@pytest.mark.parametrize(("parts", "most"), [("gfsd", N - 2), ("gfs", 0), ("gfd", 0), ("gfsdx", 0)])
+def test_descriptors_are_shared_once_two_ranks_have_proven_their_order(
+    sandbox: Sandbox, tmp_path: Path, parts: str, most: int
+) -> None:
+    (tmp_path / "shared.py").write_text(SHARED)
+    command = sandbox.superpod(N, str(tmp_path / "shared.py"))
+    result = sandbox.run(command, env={"SUPERPOD_BOARD_PARTS": parts})
+    assert result.returncode == 0, result.stderr
+    shared = {int(line) for line in result.stdout.split()}
+    assert len(shared) == 1
+    count = shared.pop()
+    assert count % (N - 1) == 0
+    assert (count > 0) == (most > 0)
+    assert count <= most * (N - 1)
+    sandbox.assert_clean()

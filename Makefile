@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 RANKS  ?= 32
+WORKERS ?= 2
 PYTEST_ARGS ?=
 export PATH := $(abspath $(BIN)):$(PATH)
 
@@ -31,7 +32,7 @@ run: setup  ## 32 ranks serve a small seeded workload; every token is checked ag
 	$(BIN)/superpod replay -n $(RANKS) --token-scale 16 --check-reference --json out/run.json
 
 test: setup-test lint types  ## lint, types and the whole suite
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 fast: setup-test  ## the tests that start no rank and take under a minute
 	$(BIN)/python -m pytest -m 'not multirank and not slow' $(PYTEST_ARGS)

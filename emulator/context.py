@@ -179,6 +179,17 @@ def finalize() -> dict[str, Any] | None:
     return result
 
 
+def abandon() -> None:
+    """Leave the run without ending it: for a launcher whose program has failed.
+
+    The others are not told that this rank has finished, so they do not report a deadlock of its making;
+    the launcher ends them, or marks this rank dead if they may go on.
+    """
+    atexit.unregister(finalize)
+    _current.clear()
+    _ended.append(True)
+
+
 def _wait_for_all(ending: Device) -> None:
     """Sleep until every rank is at its end or dead; the last one wakes the others."""
     board, engine = ending.board, ending.engine

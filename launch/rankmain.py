@@ -192,9 +192,12 @@ def _shut_down(mpi: PreloadedMpi, failed: bool) -> None:
     """Do what the interpreter does on its way out; MPI ends last, and not at all after an uncaught exception.
 
     (MPI_Finalize waits for every rank; ranks that wait for the failed one would never come, and mpirun
-    would not learn that the job has failed.)
+    would not learn that the job has failed. So does the end of the run in `emulator`.)
     """
     try:
+        context = sys.modules.get("emulator.context")
+        if failed and context is not None:
+            context.abandon()
         threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads
         atexit._run_exitfuncs()
         sys.modules.pop("__main__", None)

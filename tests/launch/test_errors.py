@@ -59,6 +59,26 @@ def test_other_exceptions_keep_their_tracebacks(sandbox: Sandbox) -> None:
     assert "ZeroDivisionError" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "last"),
+    [
+        ("ValueError('boom')", 1, "ValueError: boom"),
+        ("emulator.errors.UsageError('3 is bad')", 2, "line 6: 3 is bad"),
+    ],
+)
+def test_ranks_that_wait_for_one_that_failed_say_nothing(
+    sandbox: Sandbox, error: str, status: int, last: str
+) -> None:
+    """Fails on a build whose failed rank ends the run as if it had finished: the others report a deadlock."""
+    text = f"import emulator\n\nemulator.init()\nemulator.barrier()\nif emulator.rank() == 1:\n    raise {error}\n"
+    result = sandbox.run(sandbox.superpod(N, write(sandbox, text + "emulator.barrier()\n")))
+    assert result.returncode == status
+    assert errors(result.stderr)[-1].endswith(last)
+    assert "Deadlock" not in result.stderr
+    assert result.stderr.count("Traceback") == (status == 1)
+    sandbox.assert_clean()
+
+
 def test_a_hook_of_the_program_gets_its_usage_error(sandbox: Sandbox) -> None:
     text = "import emulator, sys\nsys.excepthook = lambda *_: print('mine')\nemulator.rank()\n"
     result = sandbox.run(sandbox.superpod(1, write(sandbox, text)))

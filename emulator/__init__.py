@@ -1,6 +1,6 @@
 """The machine: clock and event engine, topology and prices, memory and ports of one NPU die per process."""
 
-from emulator.context import barrier, compute, device, finalize, init, now_ps, num_ranks, rank, sleep_ps
+from emulator.context import barrier, compute, device, finalize, init, now, now_ps, num_ranks, rank, sleep_ps
 from emulator.device import Device
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "device",
     "finalize",
     "init",
+    "now",
     "now_ps",
     "num_ranks",
     "rank",

@@ -135,6 +135,10 @@ def now_ps() -> int:
     return device().now_ps
 
 
+now = now_ps
+"""The same, shorter."""
+
+
 def compute(
     ps: int | None = None,
     *,

@@ -233,10 +233,26 @@ def _watch_if_wanted(table: JobTable) -> None:
         context.watchers.append(start)
 
 
+_TORCHRUN = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+"""What scripts written for torchrun read, and where it stands under mpirun."""
+
+
+def _name_as_torchrun() -> None:
+    for name, source in _TORCHRUN.items():
+        if source in os.environ:
+            os.environ.setdefault(name, os.environ[source])
+
+
 def become_program(hello: Hello, mpi: PreloadedMpi, on_entered: Callable[[], None]) -> None:
     """Run the program and end the process. Never returns."""
     status = 1
     try:
+        _name_as_torchrun()
         open_standard_files()
         sys.orig_argv = [sys.executable, *(os.fsdecode(a) for a in hello.argv)]
         mpi.install()

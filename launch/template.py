@@ -96,12 +96,16 @@ def serves_replay(hello: wire.Hello) -> bool:
 
 
 def _make_ahead(hello: wire.Hello) -> None:
-    """Make once what every rank of a replay would make; what fails here fails again, and visibly, in the
-    ranks."""
+    """Make once what every rank would make: a replay's common parts, the parts of torch that a program
+    imports. What fails here fails again, and visibly, in the ranks."""
     if serves_replay(hello):
         directory = os.path.join(os.fsdecode(hello.cwd), os.fsdecode(hello.argv[2]))
         with contextlib.suppress(Exception):
             importlib.import_module("serving.rehearsal").make_ready(directory)
+        return
+    argv = [os.fsdecode(a) for a in hello.argv]
+    with contextlib.suppress(Exception):
+        importlib.import_module("launch.ahead").import_ahead(argv, os.fsdecode(hello.cwd))
 
 
 class Template:

@@ -251,39 +251,54 @@ def run_job(
     """
     begin = time.clock_gettime(time.CLOCK_BOOTTIME)
     env = dict(os.environ if environment is None else environment)
-    if config is not None:
-        config = {**environment_config(env), **config}
+    settings = None if config is None else {**environment_config(env), **config}
     check_start(num_ranks, rank_bytes, shm_bytes)
     limits.raise_file_limit()
     if not accelerate:
         env["SUPERPOD_ACCELERATE"] = "0"
-    try:
-        paths.sweep()
-        job = _Job(num_ranks, StartProgress(num_ranks, progress), measure_memory)
-    except OSError as e:
-        raise UsageError(f"cannot make the run's directories: {e}") from None
+    job = _new_job(num_ranks, progress, measure_memory)
     if trace_out is not None:
         job.directory.trace.mkdir()
-        config = {**(config or {}), "trace": str(job.directory.trace)}
-    if config is not None:
-        env["SUPERPOD_CONFIG"] = json.dumps(dict(config))
+        settings = {**(settings or {}), "trace": str(job.directory.trace)}
+    if settings is not None:
+        env["SUPERPOD_CONFIG"] = json.dumps(settings)
     with _SignalsHeld() as held:
         try:
-            job.start_server(held, env)
-            if before_ranks is not None:
-                with held.released():
-                    before_ranks()
-            env["SUPERPOD_SOCKET"] = str(job.directory.socket_path)
-            program = [*paths.stub_command(), *argv]
-            export = [k for k in ("SUPERPOD_CONFIG",) if k in env]
-            command = mpirun.command(num_ranks, program, keep_going=keep_going, export=export)
-            job.start_mpirun(held, command, mpirun.environment(env, job.directory.session))
-            code = job.watch()
+            code = _carry_out(job, held, argv, env, keep_going, before_ranks)
             if trace_out is not None and any(job.directory.trace.iterdir()):
                 tracefile.export(job.directory.trace, trace_out)
         finally:
             job.clean_up()
     return _result(job, code, begin, begin if started_s is None else started_s)
+
+
+def _new_job(num_ranks: int, progress: bool, measure_memory: bool) -> _Job:
+    try:
+        paths.sweep()
+        return _Job(num_ranks, StartProgress(num_ranks, progress), measure_memory)
+    except OSError as e:
+        raise UsageError(f"cannot make the run's directories: {e}") from None
+
+
+def _carry_out(
+    job: _Job,
+    held: _SignalsHeld,
+    argv: list[str],
+    env: dict[str, str],
+    keep_going: bool,
+    before_ranks: Callable[[], None] | None,
+) -> int:
+    """Start the fork server and mpirun and wait for their end; return the exit status as a shell says it."""
+    job.start_server(held, env)
+    if before_ranks is not None:
+        with held.released():
+            before_ranks()
+    env["SUPERPOD_SOCKET"] = str(job.directory.socket_path)
+    program = [*paths.stub_command(), *argv]
+    export = [k for k in ("SUPERPOD_CONFIG",) if k in env]
+    command = mpirun.command(job.num_ranks, program, keep_going=keep_going, export=export)
+    job.start_mpirun(held, command, mpirun.environment(env, job.directory.session))
+    return job.watch()
 
 
 def _result(job: _Job, code: int, begin: float, started: float) -> JobResult:

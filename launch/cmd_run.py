@@ -43,8 +43,24 @@ def check_writable(option: str, path: Path | None) -> None:
         raise UsageError(f"{option} {path}: that is a directory; name a file")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: there is no directory {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    is_new = not path.exists()
+    if not is_new and not path.is_file():  # a pipe or a terminal: opening it might wait
+        allowed = os.access(path, os.W_OK)
+    else:
+        allowed = _opens(path)
+        if allowed and is_new:
+            path.unlink(missing_ok=True)
+    if not allowed:
         raise UsageError(f"{option} {path}: cannot write a file there")
+
+
+def _opens(path: Path) -> bool:
+    """Whether the file opens for writing at its end; it exists afterwards."""
+    try:
+        path.open("ab").close()
+    except OSError:  # also where permissions would allow it, as in /proc
+        return False
+    return True
 
 
 def write_out(option: str, path: Path, text: str) -> None:

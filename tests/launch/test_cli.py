@@ -1,6 +1,7 @@
 """The command line: one-line errors with exit code 2, and nothing started for them."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,29 @@ def test_doctor_reports_this_machine(sandbox: Sandbox) -> None:
 def test_every_command_there_is_can_be_asked_for() -> None:
     modules = {f"launch.{path.stem}" for path in Path(cli.__file__).parent.glob("cmd_*.py")}
     assert set(cli._COMMANDS.values()) == modules
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/proc/x.json", "cannot write a file there"),  # permissions alone would allow it to root
+        ("none/x.json", "there is no directory none"),
+        (".", "that is a directory"),
+        ("fifo", ""),
+        ("new.json", ""),
+        ("old.json", ""),
+    ],
+)
+def test_where_a_result_cannot_go_is_refused_before_anything_runs(
+    path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    Path("old.json").write_text("kept")
+    if words:
+        with pytest.raises(UsageError, match=words):
+            cmd_run.check_writable("--json", Path(path))
+    else:
+        cmd_run.check_writable("--json", Path(path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "old.json"]
+    assert Path("old.json").read_text() == "kept"

@@ -70,8 +70,9 @@ def test_ranks_that_wait_for_one_that_failed_say_nothing(
     sandbox: Sandbox, error: str, status: int, last: str
 ) -> None:
     """Fails on a build whose failed rank ends the run as if it had finished: the others report a deadlock."""
-    text = f"import emulator\n\nemulator.init()\nemulator.barrier()\nif emulator.rank() == 1:\n    raise {error}\n"
-    result = sandbox.run(sandbox.superpod(N, write(sandbox, text + "emulator.barrier()\n")))
+    start = "import emulator\n\nemulator.init()\nemulator.barrier()\n"
+    rest = f"if emulator.rank() == 1:\n    raise {error}\nemulator.barrier()\n"
+    result = sandbox.run(sandbox.superpod(N, write(sandbox, start + rest)))
     assert result.returncode == status
     assert errors(result.stderr)[-1].endswith(last)
     assert "Deadlock" not in result.stderr

@@ -1,0 +1,138 @@
+"""How the ranks of a group see that they make the same call: descriptors side by side, compared by each.
+
+Every rank writes what its call is (`Descriptor`) beside those of the others before it enters, and compares
+all of them on its way out: every collective here ends only after all have entered, so each rank sees every
+difference, and all raise the same error. When ranks wait for each other in different calls the machine's
+deadlock report ends them, and the descriptors say why. Descriptors cost no virtual time: they are how the
+emulator checks the program, not part of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from emulator.engine.reports import ranges
+from emulator.errors import FabricError, UsageError
+
+__all__ = [
+    "FIELDS",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "Descriptor",
+    "absent",
+    "differences",
+]
+
+Int64 = npt.NDArray[np.int64]
+FIELDS = 8
+"""Numbers of a descriptor."""
+KINDS = (
+    "broadcast", "reduce", "all_reduce", "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v",
+    "all_to_all", "all_to_all_v", "gather", "gather_v", "scatter", "scatter_v", "barrier",
+)  # fmt: skip
+OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor", "avg")
+ALGORITHMS = (
+    "full-mesh", "ring", "recursive-doubling", "recursive-halving", "dissemination", "binomial", "bruck",
+    "two-level", "direct",
+)  # fmt: skip
+DTYPES = (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
+    "float32", "float64", "complex64", "complex128", "longdouble",
+)  # fmt: skip
+NONE = -1
+
+
+class CollectiveMismatchError(UsageError):
+    """Ranks of a group do not make the same call. Raised on every rank. Fields: `group`, `call`."""
+
+
+class CollectiveTimeoutError(FabricError):
+    """A collective took longer than its time-out. Fields: `group`, `call`, `timeout_ps`, `missing`."""
+
+
+class Descriptor(NamedTuple):
+    """What a call is, as numbers that must be equal on all ranks of a group (-1 where one does not apply).
+
+    call: 1, 2, … for this group. kind, dtype, op, algorithm: places in the tables above.
+    count: elements of a block; counts: a checksum of a list of counts. root: rank in the group.
+    charge: priced bytes where the caller says, else -1.
+    """
+
+    call: int
+    kind: int
+    dtype: int
+    count: int
+    counts: int
+    op: int
+    root: int
+    charge: int
+
+    @property
+    def words(self) -> str:
+        """The call in words."""
+        text = KINDS[self.kind]
+        if self.count >= 0:
+            text += f" of {self.count} {name_of(DTYPES, self.dtype)}"
+        if self.op >= 0:
+            text += f" by {name_of(OPS, self.op)}"
+        return text + (f" from root {self.root}" if self.root >= 0 else "")
+
+
+_NAMES = ("number", "operation", "dtype", "count", "list of counts", "op", "root", "charge_bytes")
+_TABLES: dict[int, Sequence[str]] = {1: KINDS, 2: DTYPES, 5: OPS}
+
+
+def name_of(table: Sequence[str], number: int) -> str:
+    """Name of a number of one of the tables."""
+    return table[number] if 0 <= number < len(table) else "none"
+
+
+def differences(table: Int64, members: Sequence[int]) -> str | None:
+    """Say in what the descriptors of a group differ, None if in nothing.
+
+    Args:
+        table: int64 [g, FIELDS], by rank of the group.
+        members: ranks of the machine, by rank of the group; the text names these.
+    """
+    unequal = np.flatnonzero((table != table[0]).any(axis=0))
+    if not unequal.size:
+        return None
+    field = int(unequal[0])
+    values, inverse = np.unique(table[:, field], return_inverse=True)
+    parts = []
+    for number, value in enumerate(values.tolist()):
+        ranks = sorted(members[place] for place in np.flatnonzero(inverse == number).tolist())
+        parts.append((len(ranks), f"{ranges(ranks)}: {_value(field, value)}"))
+    parts.sort(key=lambda part: -part[0])
+    return f"the ranks disagree on the {_NAMES[field]}: " + "; ".join(text for _, text in parts[:8])
+
+
+def _value(field: int, value: int) -> str:
+    if field in _TABLES:
+        return name_of(_TABLES[field], value)
+    return f"{value & 0xFFFFFFFF:08x}" if field == 4 and value >= 0 else str(value) if value >= 0 else "none"
+
+
+def absent(calls: Int64, call: int, members: Sequence[int]) -> list[int]:
+    """Ranks of the machine that have not entered `call`; `calls`: int64 [g], the last each has entered."""
+    return sorted(members[place] for place in np.flatnonzero(calls < call).tolist())
+
+
+def number_in(table: Sequence[str], name: str, what: str, call: str) -> int:
+    """Place of a name in one of the tables. Raises: UsageError."""
+    if name not in table:
+        import difflib
+
+        near = (difflib.get_close_matches(str(name), table, n=1, cutoff=0.0) or [table[0]])[0]
+        raise UsageError(f"{call}: {what} {name!r} is not one of {', '.join(table)}; nearest: {near}")
+    return table.index(name)
+
+
+def mismatch(group: str, descriptor: Descriptor, text: str, **fields: Any) -> CollectiveMismatchError:
+    """An error in one line: which call of which group, and what differs."""
+    message = f"collective {descriptor.call} of group {group} ({descriptor.words}): {text}"
+    return CollectiveMismatchError(message, group=group, call=descriptor.call, **fields)

@@ -1,0 +1,71 @@
+"""Arrays that collectives take: their element type by name, their bytes, and putting bytes back into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.agreement import DTYPES
+from emulator.errors import DtypeError, SizeError
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+
+def dtype_of(array: Array, dtype: str | None, call: str) -> str:
+    """Name of the element type.
+
+    Args:
+        array: any strides.
+        dtype: "bfloat16" for 16-bit integers that hold it; else None or the array's own.
+
+    Raises:
+        DtypeError: a type collectives do not carry, or another than `dtype`.
+    """
+    if not isinstance(array, np.ndarray):
+        raise DtypeError(f"{call}: a numpy array is needed, got {type(array).__name__}", value=array)
+    if dtype == "bfloat16" and array.dtype.kind in "iu" and array.itemsize == 2:
+        return dtype
+    name = array.dtype.name if array.dtype.name in DTYPES else ""
+    if not name or not array.dtype.isnative or dtype not in (None, name):
+        wanted = f"; dtype={dtype!r} was asked for" if dtype is not None else ""
+        raise DtypeError(f"{call}: elements of type {array.dtype} cannot be sent{wanted}", value=array.dtype)
+    return name
+
+
+def raw_of(array: Array) -> Bytes:
+    """Bytes of an array in C order: a view where it is contiguous, else a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+
+
+def fill(array: Array, rows: Array) -> None:
+    """Put bytes, uint8 of any shape and as many as the array has, into it in C order."""
+    if not array.size:
+        return
+    if array.flags.c_contiguous:
+        array.reshape(-1).view(np.uint8).reshape(rows.shape)[...] = rows
+    else:
+        array[...] = np.ascontiguousarray(rows).reshape(-1).view(array.dtype).reshape(array.shape)
+
+
+def fill_elements(array: Array, values: Array) -> None:
+    """Put elements, flat and of the array's item size, into it in C order."""
+    array[...] = values.view(array.dtype).reshape(array.shape)
+
+
+def check_count(call: str, name: str, array: Array, count: int, why: str) -> None:
+    """Raises: SizeError, the array has another number of elements than `count`."""
+    if array.size != count:
+        raise SizeError(
+            f"{call}: {name} has {array.size} elements, {count} are needed ({why})", value=array.size
+        )
+
+
+def check_same(call: str, send: Array, recv: Array) -> None:
+    """Raises: DtypeError, the two differ in their type. SizeError, recv cannot be written."""
+    if send.dtype != recv.dtype:
+        raise DtypeError(f"{call}: send has {send.dtype} elements, recv {recv.dtype}", value=recv.dtype)
+    if not recv.flags.writeable:
+        raise SizeError(f"{call}: recv cannot be written", value=None)

@@ -1,0 +1,207 @@
+"""Groups: who takes part in a collective, under numbers of their own, and what they need for it.
+
+    world = Group.world(device)                       # all ranks
+    row = world.split(color=me // 4, key=me % 4)      # each rank gets the group of its color
+    pair = Group.of(device, [3, 9])                   # called by ranks 3 and 9 alone
+
+A rank may be in several groups at once, and groups may overlap in any way. Making one is local: ranks may
+make theirs in any order. At its first collective the members agree on a slot that is free at all of them
+(signal words, and an exchange channel while there are any), by messages in a context of the group's own.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from collectives.store import SharedStore
+from emulator import Device
+from emulator.board import Board
+from emulator.errors import SizeError, StateError, UsageError, misuse
+from emulator.staging import MPI_SEGMENTS
+from emulator.transport import Area
+from memsem.agreement import gather_all
+from memsem.communicator import Communicator
+from memsem.endpoint import endpoint_of
+
+if TYPE_CHECKING:
+    from collectives.work import Work
+
+MOST_SLOTS = 16
+_FIRST_IDENT = 1 << 30
+_LOG = 256
+
+
+def words_of(num_ranks: int) -> int:
+    """Signal words of one parity: a word for each round of two phases of the algorithm with most rounds."""
+    return 2 * (max(num_ranks - 1, 1).bit_length() + 2)
+
+
+class Space:
+    """What the groups of one rank share: slots of signal words and channels, and which of them are taken.
+
+    Collective to make (costs a barrier): the first `Group.world` of all ranks does.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.words = device, words_of(device.num_ranks)
+        config = device.config
+        self.slots = max(1, min(MOST_SLOTS, config.words_per_rank // 3 // (2 * self.words)))
+        self.channels = max(1, (config.channels - 1) // 3)
+        _, self.first_word, self.first_channel = device.symmetric.carve(
+            Area.HEAP, 0, "collective groups", words=self.slots * 2 * self.words, channels=self.channels
+        )
+        self.free = (1 << self.slots) - 1
+        self.counted = np.zeros(self.slots * 2 * self.words, np.int64)
+        """Signals each word has had so far."""
+        self.made: dict[tuple[int, ...], int] = {}
+        self.world = Group(self, tuple(range(device.num_ranks)), "world")
+        self.world.take(0)
+
+    @classmethod
+    def of(cls, device: Device) -> Space:
+        """The rank's space, made at the first call."""
+        found = device.library.get(cls)
+        if found is None:
+            found = device.library[cls] = cls(device)
+        assert isinstance(found, Space)
+        return found
+
+
+class Group:
+    """Some ranks of the machine. Made by `world`, `of` and `split`.
+
+    Attributes:
+        members: ranks of the machine, by rank of the group.
+        rank, size: my number in it, and how many we are.
+        name: for messages and logs.
+        timeout_ps: longest a collective may take in virtual time, None for ever.
+        log: the last choices of algorithms, (operation, bytes, algorithm, reason).
+    """
+
+    def __init__(self, space: Space, members: tuple[int, ...], name: str) -> None:
+        self.space, self.device = space, space.device
+        self.members, self.name = members, name
+        self.rank, self.size = members.index(space.device.rank), len(members)
+        self.timeout_ps: int | None = None
+        self.log: deque[tuple[str, int, str, str]] = deque(maxlen=_LOG)
+        self.places = np.array(members, np.int32)
+        self.calls = 0
+        self.open: deque[Work] = deque()
+        self._slot = -1
+        self._splits = 0
+        self._store: SharedStore | None = None
+
+    @classmethod
+    def world(cls, device: Device) -> Group:
+        """Return the group of all ranks (collective at its first call: costs a barrier)."""
+        return Space.of(device).world
+
+    @classmethod
+    def of(cls, device: Device, members: Sequence[int], name: str | None = None) -> Group:
+        """Return a new group. Local; called by each member with the same list, in any order of groups.
+
+        Args:
+            members: ranks of the machine, in the order of their numbers in the group.
+            name: for messages; by default made of the list.
+
+        Raises:
+            SizeError: no members, one twice, one that does not exist, or this rank is none of them.
+        """
+        space, chosen = Space.of(device), tuple(int(member) for member in members)
+        text = None
+        if not chosen or len(set(chosen)) != len(chosen):
+            text = f"group: members must be different ranks, at least one; got {list(chosen)[:20]}"
+        elif not all(0 <= member < device.num_ranks for member in chosen):
+            text = f"group: ranks are 0 to {device.num_ranks - 1}; got {list(chosen)[:20]}"
+        elif device.rank not in chosen:
+            text = f"group: rank {device.rank} is none of {list(chosen)[:20]}; only members make a group"
+        if text is not None:
+            raise misuse(SizeError, text, rank=device.rank, now_ps=device.now_ps, value=chosen)
+        serial = space.made[chosen] = space.made.get(chosen, 0) + 1
+        return cls(space, chosen, name or f"{zlib.crc32(repr(chosen).encode()):08x}.{serial}")
+
+    def split(self, color: int | None, key: int = 0) -> Group | None:
+        """Make groups of the members that give the same color (collective over this group).
+
+        Args:
+            color: any number, or None to be in no new group.
+            key: order within the new group; equal keys keep the order of this one.
+
+        Returns: my new group; None without a color.
+        """
+        self._splits += 1
+        rows = self._gather((color, key), f"split {self._splits}")
+        if color is None:
+            return None
+        chosen = sorted((row[1], place) for place, row in enumerate(rows) if row[0] == color)
+        return Group.of(self.device, [self.members[place] for _, place in chosen])
+
+    def free(self) -> None:
+        """Give the slot back; local, after the group's last collective. The world stays.
+
+        Raises:
+            StateError: operations of it are not complete.
+        """
+        if self.open:
+            raise self.error(StateError, f"group {self.name}: {len(self.open)} operations are not complete")
+        if self._slot > 0:
+            self.space.free |= 1 << self._slot
+            self._slot, self._store = -1, None
+
+    # --- what a collective needs ------------------------------------------------------------------------
+
+    @property
+    def store(self) -> SharedStore:
+        """The group's published bytes (agrees on a slot at its first use)."""
+        if self._store is None:
+            self._agree()
+        assert self._store is not None
+        return self._store
+
+    @property
+    def channel(self) -> int | None:
+        """The exchange channel, None if the group has none."""
+        return self.space.first_channel + self._slot if self._slot < self.space.channels else None
+
+    def first_word(self, call: int) -> int:
+        """Place of the words of a call among the space's."""
+        return (2 * self._slot + call % 2) * self.space.words
+
+    def take(self, slot: int) -> None:
+        """Use this slot."""
+        self._slot = slot
+        self.space.free &= ~(1 << slot)
+        job = int(self.device.board.header[Board.HEADER_JOB])
+        key = f"{zlib.crc32(repr(self.members).encode()):08x}-{self.space.made.get(self.members, 0)}"
+        folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
+        self._store = SharedStore(f"{folder}/superpod-{job:016x}-group-{key}-{slot}", self.size, self.rank)
+
+    def _agree(self) -> None:
+        """Agree with all members on a slot that is free at all of them."""
+        free = -1
+        for mask in self._gather(self.space.free, "slot"):
+            free &= mask
+        if not free:
+            raise self.error(
+                UsageError,
+                f"group {self.name}: all {self.space.slots} slots are taken at some rank; free a group or "
+                f"raise words_per_rank (now {self.device.config.words_per_rank})",
+            )
+        self.take((free & -free).bit_length() - 1)
+
+    def _gather(self, mine: Any, what: str) -> list[Any]:
+        """What each member says, by rank, through messages of the group's own. Collective."""
+        words = repr((self.members, self.space.made.get(self.members, 0), self.name, what)).encode()
+        ident = _FIRST_IDENT | zlib.crc32(words) >> 2
+        rows = gather_all(Communicator(endpoint_of(self.device), ident, self.members), mine)
+        return list(rows)
+
+    def error(self, kind: type[UsageError], message: str, value: Any = None) -> UsageError:
+        """An error that names this rank and its time."""
+        return misuse(kind, message, rank=self.device.rank, now_ps=self.device.now_ps, value=value)

@@ -22,6 +22,7 @@ from emulator.engine.api import (
     Statistics,
 )
 from emulator.engine.face import core_available, engine_attach, engine_bytes, engine_create
+from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE, new_sends, new_steps
 
 __all__ = [
     "ADD",
@@ -33,7 +34,9 @@ __all__ = [
     "LE",
     "LT",
     "NE",
+    "SEND_DTYPE",
     "SET",
+    "STEP_DTYPE",
     "SWAP",
     "TIMEOUT",
     "ChainStep",
@@ -47,4 +50,6 @@ __all__ = [
     "engine_attach",
     "engine_bytes",
     "engine_create",
+    "new_sends",
+    "new_steps",
 ]

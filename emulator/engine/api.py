@@ -13,6 +13,7 @@ Link classes: 0 SELF, 1 CHIP, 2 NODE, 3 POD. A die has one egress port and one i
     atomic    request -> applied at dst -> response
     exchange  a metadata record to every rank; when all n have arrived, the rows are pulled with gets
     post      all that point-to-point operations can do, one row or a batch; see `posts`
+    schedule  steps of compute, puts and a wait, carried out while the rank sleeps; see `schedules`
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.engine.posts import NUM_PORTS, Inbox, Posts
+from emulator.engine.schedules import Sends, Steps
 
 __all__ = [
     "ADD",
@@ -160,6 +162,8 @@ class EngineConfig:
             plane 0.
         conditions: most conditions of one `wait`.
         inbox_entries: ring of records that a rank has not taken yet.
+        schedule_bytes: room for the steps of one rank's schedule, a multiple of 64; a longer one costs a
+            wake-up for each piece.
     """
 
     num_ranks: int
@@ -187,6 +191,7 @@ class EngineConfig:
     planes: tuple[PlaneConfig, ...] = ()
     conditions: int = 256
     inbox_entries: int = 4096
+    schedule_bytes: int = 65536
 
 
 class LogRef(NamedTuple):
@@ -319,6 +324,26 @@ class Engine(Protocol):
         Raises: UsageError naming the row and field, before any time passes.
         Completion: see `done` (DONE records), `note`, `quiet` (all K_PUT, K_GET and K_WORD of mine; not
             K_SEND, which may wait for a receive for ever).
+        """
+
+    def schedule(self, steps: Steps, sends: Sends, step_ps: int = 0, timeout_ps: int | None = None) -> int:
+        """Carry out steps in order: compute, puts, wait for one of my words. See `schedules`.
+
+        Equal to the loop of the calls `compute`, `post` and `wait` in everything but host time: one engine
+        entry and one wake-up (one for each `schedule_bytes` of steps and sends). An observation point, up to
+        its last wait: what follows that is only buffered, as in the loop.
+
+        Args:
+            steps: [count] of STEP_DTYPE, copied.
+            sends: the puts they refer to, of SEND_DTYPE, copied. `quiet` waits for them as for all puts.
+            step_ps: what each put costs me besides the call price.
+            timeout_ps: after so long from now the wait under way ends, or the next one as it begins if its
+                condition does not hold then, and with it the schedule; None for never.
+
+        Returns: how many steps were carried out: all, or up to the one whose wait timed out.
+
+        Raises: UsageError naming the row and field, before any time passes; DeadlockError (and so on) naming
+            the step and word.
         """
 
     def retire(self, stream: int) -> None:

@@ -11,6 +11,7 @@ from emulator.engine.codes import LIMIT_PS, ROW_LIMIT, W_GET, W_OBSERVE, W_QUIET
 from emulator.engine.config import check_config, link_class, wrap
 from emulator.engine.posts import Inbox, Posts
 from emulator.engine.reports import raise_fatal
+from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE, Sends, Steps
 from emulator.errors import InternalError, UsageError
 
 
@@ -92,6 +93,23 @@ class BaseEngine(Checks):
             self._explain_posts(posts)
             raise InternalError(f"post: row {-first - 1} was refused, nobody knows why", rank=self.rank)
         return first
+
+    def schedule(self, steps: Steps, sends: Sends, step_ps: int = 0, timeout_ps: int | None = None) -> int:
+        timeout = -1 if timeout_ps is None else timeout_ps
+        if self._finished or not (
+            self._is_rows(steps, STEP_DTYPE)
+            and self._is_rows(sends, SEND_DTYPE)
+            and 0 <= step_ps <= LIMIT_PS
+            and -1 <= timeout <= LIMIT_PS
+        ):
+            self._explain_schedule(steps, sends, step_ps, timeout)
+        code = self._schedule(steps, sends, step_ps, timeout)
+        if code < 0:
+            self._explain_steps(steps, sends)
+            raise InternalError(f"schedule: row {-code - 1} was refused, nobody knows why", rank=self.rank)
+        if code:
+            self._raise(code)
+        return self._done
 
     def retire(self, stream: int) -> None:
         self._alive("retire")

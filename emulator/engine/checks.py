@@ -11,6 +11,7 @@ from emulator.engine.api import (
     LOG_PUT,
     LOG_RMW,
     LOG_SNAPSHOT,
+    NO_OP,
     ChainStep,
     EngineConfig,
     Int32Array,
@@ -30,6 +31,7 @@ from emulator.engine.posts import (
     Posts,
 )
 from emulator.engine.primitives import Primitives
+from emulator.engine.schedules import STEP_DTYPE, Sends, Steps
 from emulator.errors import UsageError
 
 
@@ -65,6 +67,29 @@ def post_limits(cfg: EngineConfig, posts: Posts) -> Iterator[tuple[str, Any, Any
         yield field, -1, plenty
     yield "rnr_retries", -1, FOR_EVER
     yield "source", -1, cfg.num_ranks - 1
+
+
+def step_limits(cfg: EngineConfig, steps: Steps, num_sends: int) -> Iterator[tuple[str, int, Any]]:
+    """What each field of a step may be: (field, least, most), numbers or arrays [count]."""
+    yield "compute_ps", 0, LIMIT_PS
+    yield "first", 0, num_sends
+    yield "count", 0, num_sends - np.clip(steps["first"].astype(np.int64), 0, num_sends)
+    yield "word", -1, cfg.words_per_rank
+    yield "cmp", 0, 5
+
+
+def send_limits(cfg: EngineConfig) -> Iterator[tuple[str, int, Any]]:
+    """The same for a put of a schedule."""
+    yield "nbytes", 0, 1 << 50
+    yield "start_ps", 0, LIMIT_PS
+    yield "peer", 0, cfg.num_ranks - 1
+    yield "word", 0, cfg.words_per_rank - 1
+    yield "op", NO_OP, ADD
+    yield "plane", 0, len(cfg.planes)
+
+
+def _kind(rows: Any) -> str:
+    return f"{rows.dtype} {rows.shape}" if isinstance(rows, np.ndarray) else type(rows).__name__
 
 
 class Checks(Primitives):
@@ -119,18 +144,43 @@ class Checks(Primitives):
                 raise UsageError(f"exchange: {step} has an open channel or a negative number", rank=self.rank)
 
     def _is_batch(self, posts: Posts) -> bool:
+        return self._is_rows(posts, POST_DTYPE)
+
+    def _is_rows(self, rows: Any, dtype: Any) -> bool:
         return (
-            isinstance(posts, np.ndarray)
-            and posts.dtype == POST_DTYPE
-            and posts.ndim == 1
-            and posts.flags.c_contiguous
+            isinstance(rows, np.ndarray)
+            and rows.dtype == dtype
+            and rows.ndim == 1
+            and rows.flags.c_contiguous
         )
 
     def _explain_batch(self, posts: Posts, step_ps: int) -> None:
         self._alive("post")
         self._amount("post", "step_ps", step_ps)
-        kind = f"{posts.dtype} {posts.shape}" if isinstance(posts, np.ndarray) else type(posts).__name__
-        raise UsageError(f"post: needs a contiguous row of POST_DTYPE, got {kind}", rank=self.rank)
+        raise UsageError(f"post: needs a contiguous row of POST_DTYPE, got {_kind(posts)}", rank=self.rank)
+
+    def _explain_schedule(self, steps: Any, sends: Any, step_ps: int, timeout_ps: int) -> None:
+        self._alive("schedule")
+        self._amount("schedule", "step_ps", step_ps)
+        self._amount("schedule", "timeout_ps", max(timeout_ps, 0) if timeout_ps >= -1 else timeout_ps)
+        name, rows = ("SEND_DTYPE", sends) if self._is_rows(steps, STEP_DTYPE) else ("STEP_DTYPE", steps)
+        raise UsageError(f"schedule: needs a contiguous row of {name}, got {_kind(rows)}", rank=self.rank)
+
+    def _explain_steps(self, steps: Steps, sends: Sends) -> None:
+        """Raise for the first row and field that is out of range. (schedule.c checks the same.)"""
+        for rows, what, limits in (
+            (steps, "step", step_limits(self.config, steps, len(sends))),
+            (sends, "send", send_limits(self.config)),
+        ):
+            for field, low, high in limits:
+                bad = np.flatnonzero((rows[field] < low) | (rows[field] > high))
+                if len(bad):
+                    row = int(bad[0])
+                    most = int(np.broadcast_to(high, len(rows))[row])
+                    raise UsageError(
+                        f"schedule: {field} of {what} {row} is {rows[field][row]}, must be {low} to {most}",
+                        rank=self.rank,
+                    )
 
     def _explain_posts(self, posts: Posts) -> None:
         """Raise for the first row and field that is out of range. (posts.c checks the same.)"""

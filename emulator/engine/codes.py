@@ -2,7 +2,20 @@
 
 RUN, BLOCKED, EXITED, DEAD = range(4)
 (W_NONE, W_WAIT, W_QUIET, W_GET, W_ATOMIC, W_READ, W_OBSERVE, W_TEST, W_POLL, W_EXCHANGE) = range(10)
-OPERATIONS = ("", "wait", "quiet", "wait_get", "atomic", "read", "observe", "test", "test", "exchange")
+W_SCHEDULE = 10
+OPERATIONS = (
+    "",
+    "wait",
+    "quiet",
+    "wait_get",
+    "atomic",
+    "read",
+    "observe",
+    "test",
+    "test",
+    "exchange",
+    "schedule",
+)
 COMPARISONS = ("==", "!=", ">", ">=", "<", "<=")
 (
     FATAL_NONE,

@@ -27,6 +27,7 @@ typedef struct {
 typedef struct { i32 *counts, *offsets; } row_t;
 
 post_t *sp_new_post(local_t *l);
+post_t *sp_post_op(local_t *l, const args_t *a);
 int sp_compute(local_t *l, i64 ps, i64 kind, i64 publish);
 row_t sp_next_row(local_t *l, i64 channel);
 int sp_post_row(local_t *l, const row_args_t *a);

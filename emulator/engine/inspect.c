@@ -37,12 +37,13 @@ void sp_log_advance(local_t *l, i64 target, i64 count)
     __atomic_add_fetch(&RANK(l->c, target)->log_tail, count, __ATOMIC_RELEASE);
 }
 
-/* out: i64[n][16]: state, wait, a, b, c, since, slot, conditions, any, wakes, skipped, waited, busy[3], vain */
+/* out: i64[n][16]: state, wait, a (of a schedule: the step), b, c, since, slot, conditions, any, wakes, skipped, waited, busy[3], vain */
 void sp_ranks(local_t *l, i64 *out)
 {
     for (i64 p = 0; p < l->c->cfg.n; p++, out += 16) {
         rank_t *r = RANK(l->c, p);
-        i64 row[16] = { r->state, r->wait, r->a, r->b, r->c, r->since, r->slot, r->num_conditions, r->any, r->wakes,
+        i64 a = r->wait == W_SCHEDULE ? r->first_step + r->step_at : r->a;
+        i64 row[16] = { r->state, r->wait, a, r->b, r->c, r->since, r->slot, r->num_conditions, r->any, r->wakes,
                         r->skipped, r->waited, r->busy[0], r->busy[1], r->busy[2], r->vain };
         memcpy(out, row, sizeof row);
     }
@@ -107,9 +108,9 @@ void sp_in_use(local_t *l, i64 *out) /* out: operations, streams kept */
     for (i64 i = c->stream_free; i; i = STREAM(c, i - 1)->next) out[1]--;
 }
 
-void sp_sizes(i64 *out) /* of what Python has a dtype for: posts, inbox, log, trace records */
+void sp_sizes(i64 *out) /* of what Python has a dtype for: posts, inbox, log, trace records, steps, sends */
 {
-    i64 sizes[4] = { sizeof(args_t), sizeof(inbox_t), sizeof(log_t), sizeof(record_t) };
+    i64 sizes[6] = { sizeof(args_t), sizeof(inbox_t), sizeof(log_t), sizeof(record_t), sizeof(step_t), sizeof(send_t) };
     memcpy(out, sizes, sizeof sizes);
 }
 

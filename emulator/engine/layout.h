@@ -1,7 +1,7 @@
 /* What lies where in the shared buffer. Offsets only: the buffer has another address in every process.
  *
  *   core_t | ranks | trees | path tables | words | conditions | chains | rounds | logs | inboxes | slots | operations |
- *   streams | trace | node arena
+ *   streams | trace | programs | node arena
  */
 #ifndef SUPERPOD_LAYOUT_H
 #define SUPERPOD_LAYOUT_H
@@ -25,7 +25,7 @@ typedef uint32_t u32;
 #define NUM_PORTS (PORT_UNIT + NUM_UNITS)
 #define FOR_EVER 7 /* rnr_retries without end */
 #define QUEUES 16 /* match queues of a rank, by context */
-#define SP_VERSION 8 /* of the functions native.py calls; change both together */
+#define SP_VERSION 10 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };
@@ -40,7 +40,8 @@ enum { ST_OK, ST_REGION, ST_LOST, ST_RNR, ST_FLUSH, ST_LENGTH };
 enum { IN_DONE = 1, IN_NOTE, IN_MATCH, IN_UNEXPECTED };
 enum { NO_OP, SET, ADD };
 enum { ATOMIC_ADD, SWAP, CAS, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR };
-enum { W_NONE, W_WAIT, W_QUIET, W_GET, W_ATOMIC, W_READ, W_OBSERVE, W_TEST, W_POLL, W_EXCHANGE };
+enum { W_NONE, W_WAIT, W_QUIET, W_GET, W_ATOMIC, W_READ, W_OBSERVE, W_TEST, W_POLL, W_EXCHANGE,
+       W_SCHEDULE };
 enum { C_COMPUTE = 32, C_PUT, C_GET, C_FENCE, C_POST, C_FINISH, C_POSTED }; /* calls that do not block, for the digest */
 enum { FATAL_NONE, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_LOST, FATAL_DIRTY, FATAL_WALL, FATAL_ABORT, FATAL_OPERATIONS,
        FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM };
@@ -56,7 +57,7 @@ typedef struct {
         struct { i64 put[4], request[4], response[4], ack[4], write_bw[4], read_bw[4]; }; /* of plane 0 */
     };
     i64 price, poll, poll_max, words, channels, chain_steps, log_entries, lookahead, wall_ms, keep_going, livelock;
-    i64 trace_records, node_bytes, conditions, inbox_entries, planes;
+    i64 trace_records, node_bytes, conditions, inbox_entries, planes, schedule_bytes;
 } config_t;
 
 typedef struct { i64 t, key, val; i32 peer, aux; } node_t; /* a pending event */
@@ -81,6 +82,7 @@ typedef struct { /* links are operation + 1, streams stream + 1, 0 for none */
     i32 stream_prev, stream_next; /* of the stream, without DONE record yet */
     i32 held_next, waiters, wait_next, origin; /* held at S_START; waiting for me at the peer; sender of a pull */
     uint8_t in_flight, in_reads, finished, recorded, landed, silent, held, gone, dropped, blocking, acked_early;
+    uint8_t quick; /* a put of a schedule: no ACK event, see sp_acknowledge */
 } op_t;
 typedef struct { /* a queue of one poster towards one peer. dead: known to the poster. failed: known to the peer */
     i32 next, poster, number, peer, ops, ops_tail, held, count;
@@ -95,6 +97,8 @@ typedef struct { i64 t; i32 kind, rank; i64 file, file_offset, offset, nbytes, o
 typedef struct { i64 t, key, start, end, bytes; i32 rank, peer, port, kind; } record_t;
 typedef struct { i64 word, cmp, value; } condition_t;
 typedef struct { i64 channel, compute, meta, pull_start, record; } chain_t;
+typedef struct { i64 compute, value; i32 first, count, word, cmp; } step_t;            /* STEP_DTYPE */
+typedef struct { i64 nbytes, value, start; i32 peer, word, op, plane; } send_t;        /* SEND_DTYPE */
 
 typedef struct {
     u32 word; /* futex */
@@ -109,6 +113,8 @@ typedef struct {
     i64 vain, skipped, wakes, waited;
     i64 heap, count, capacity; /* offset of my nodes */
     i64 slot, pull_start, record, pulling, remaining, last, records, exchange_seq, chain_count, chain_at;
+    i64 steps, step_at, first_step, step_ps, deadline, program_seq; /* of a schedule: see schedule.c */
+    i64 acked; /* when the last ACK of a quick put comes */
     pthread_mutex_t log_lock;
     i64 log_head, log_tail;
 } __attribute__((aligned(64))) rank_t;
@@ -135,6 +141,7 @@ typedef struct {
     i64 trace_head, trace_tail;
     i64 idle, stale, epoch; /* sends retried for ever; of these refused since the last news; news so far */
     char reason[256];
+    i64 programs; /* of schedules: offset of schedule_bytes by rank */
 } core_t;
 
 #define AT(c, type, offset) ((type *)((char *)(c) + (offset)))
@@ -190,12 +197,19 @@ int sp_match(ctx_t *x, i64 p, const node_t *e);
 void sp_pulled(ctx_t *x, i64 p, const node_t *e);
 void sp_local(ctx_t *x, i64 p, const node_t *e);
 
+/* schedules (schedule.c) */
+int sp_goes_on(const rank_t *r);
+void sp_advance(ctx_t *x, i64 p, i64 t);
+int sp_too_early(ctx_t *x, i64 p, i64 t, i64 changed);
+void sp_acknowledge(ctx_t *x, i64 i, i64 t);
+
 void sp_init_mutex(pthread_mutex_t *m);
 void sp_settle(ctx_t *x);
 void sp_evaluate(ctx_t *x, i64 p, i64 t, i64 changed);
 void sp_check(ctx_t *x, i64 p, const node_t *e);
 void sp_timeout(ctx_t *x, i64 p, const node_t *e);
 void sp_poll_end(ctx_t *x, i64 p, const node_t *e);
+int sp_holds(i64 a, i64 cmp, i64 b);
 void sp_decide(ctx_t *x, i64 p, i64 t, i64 result);
 void sp_resume(ctx_t *x, i64 p, i64 t, i64 result);
 void sp_settle_rows(ctx_t *x, i64 p, i64 t, i64 key);

@@ -17,12 +17,13 @@ from emulator.engine.api import (
     Statistics,
 )
 from emulator.engine.base import BaseEngine
-from emulator.engine.codes import BLOCKED, DEAD, FATAL_WALL, RUN, W_EXCHANGE, W_WAIT
+from emulator.engine.codes import BLOCKED, DEAD, FATAL_WALL, RUN, W_EXCHANGE, W_SCHEDULE, W_WAIT
 from emulator.engine.config import check_config, config_numbers
 from emulator.engine.native_library import I64, available, load
 from emulator.engine.posts import INBOX_DTYPE, NUM_PORTS, Inbox, Posts
 from emulator.engine.primitives import Waiter
 from emulator.engine.reports import make_waiter
+from emulator.engine.schedules import Sends, Steps
 from emulator.errors import InternalError, UsageError, WallDeadlineError
 
 __all__ = ["NativeEngine", "attach", "available", "engine_bytes", "engine_create", "load"]
@@ -108,6 +109,14 @@ class NativeEngine(BaseEngine):
 
     def _post_all(self, posts: Posts, step_ps: int) -> int:
         return int(self._lib.sp_post(self._me, posts.ctypes.data, len(posts), step_ps))
+
+    def _schedule(self, steps: Steps, sends: Sends, step_ps: int, timeout_ps: int) -> int:
+        rows = steps.ctypes.data, len(steps), sends.ctypes.data, len(sends)
+        return int(self._lib.sp_schedule(self._handle, *rows, step_ps, timeout_ps))
+
+    @property
+    def _done(self) -> int:  # type: ignore[override]
+        return self._local[2]
 
     def _retire(self, stream: int) -> None:
         self._lib.sp_retire_stream(self._me, stream)
@@ -260,7 +269,7 @@ class NativeEngine(BaseEngine):
         for rank, row in enumerate(self._ranks().tolist()):
             if row[0] != BLOCKED:
                 continue
-            conditions = np.empty((row[7] if row[1] == W_WAIT else 0, 3), dtype=np.int64)
+            conditions = np.empty((row[7] if row[1] in (W_WAIT, W_SCHEDULE) else 0, 3), dtype=np.int64)
             if conditions.size:
                 self._lib.sp_conditions(self._me, rank, len(conditions), conditions.ctypes.data)
             missing = np.empty(self.num_ranks, dtype=np.int32)

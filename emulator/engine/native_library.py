@@ -7,9 +7,10 @@ from typing import Any
 
 from emulator.engine.api import LOG_DTYPE, RECORD_DTYPE
 from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
+from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 8
+VERSION = 10
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),
@@ -43,6 +44,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_hashes": (I64, [POINTER, I64, POINTER]),
     "sp_busy": (None, [POINTER, POINTER]),
     "sp_post": (I64, [POINTER, POINTER, I64, I64]),
+    "sp_schedule": (I64, [POINTER, POINTER, I64, POINTER, I64, I64, I64]),
     "sp_retire_stream": (None, [POINTER, I64]),
     "sp_inbox": (I64, [POINTER, POINTER, I64]),
     "sp_sizes": (None, [POINTER]),
@@ -72,9 +74,9 @@ def load(path: str | None = None) -> Any:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (I64 * 4)()
+    sizes = (I64 * 6)()
     lib.sp_sizes(sizes)
-    dtypes = (POST_DTYPE, INBOX_DTYPE, LOG_DTYPE, RECORD_DTYPE)
+    dtypes = (POST_DTYPE, INBOX_DTYPE, LOG_DTYPE, RECORD_DTYPE, STEP_DTYPE, SEND_DTYPE)
     if lib.sp_version() != VERSION or list(sizes) != [d.itemsize for d in dtypes]:
         raise UsageError(f"{found} was built from other sources; build the package again")
     return lib

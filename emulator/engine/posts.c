@@ -19,7 +19,7 @@ post_t *sp_new_post(local_t *l)
 }
 
 /* Buffer the operation's first event, start_ps after now. */
-static post_t *post_op(local_t *l, const args_t *a)
+post_t *sp_post_op(local_t *l, const args_t *a)
 {
     core_t *c = l->c;
     post_t *p = sp_new_post(l);
@@ -66,7 +66,7 @@ void sp_put(local_t *l, i64 dst, i64 bytes, const ref_t *ref, i64 op, i64 word, 
     a.op = (i32)op;
     a.word = (i32)word;
     a.value = value;
-    post_op(l, &a);
+    sp_post_op(l, &a);
     sp_note(l, C_PUT, l->now, dst, bytes, op ? word : -1);
 }
 
@@ -74,7 +74,7 @@ i64 sp_get(local_t *l, i64 src, i64 bytes, const ref_t *ref)
 {
     sp_begin(l);
     args_t a = blank(K_GET, src, bytes, ref, LOG_SNAPSHOT);
-    post_op(l, &a);
+    sp_post_op(l, &a);
     sp_note(l, C_GET, l->now, src, bytes, 0);
     return l->seq;
 }
@@ -88,7 +88,7 @@ int sp_atomic(local_t *l, i64 dst, i64 word, i64 op, i64 value, i64 compare)
     a.op = (i32)op;
     a.value = value;
     a.compare = compare;
-    post_op(l, &a)->op.blocking = 1;
+    sp_post_op(l, &a)->op.blocking = 1;
     RANK(l->c, l->rank)->a = dst;
     RANK(l->c, l->rank)->b = word;
     int code = sp_enter(l, W_ATOMIC, -1, 0);
@@ -142,7 +142,7 @@ i64 sp_post(local_t *l, const args_t *rows, i64 count, i64 step)
     for (i64 i = 0; i < count; i++) {
         sp_begin(l);
         l->now += step;
-        post_op(l, rows + i);
+        sp_post_op(l, rows + i);
         note_row(l, rows + i);
     }
     return first;

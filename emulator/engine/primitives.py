@@ -6,6 +6,7 @@ from typing import Any
 
 from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
 from emulator.engine.posts import Inbox, Posts
+from emulator.engine.schedules import Sends, Steps
 
 
 class Waiter(dict[str, Any]):
@@ -37,6 +38,13 @@ class Primitives(ABC):
 
     @abstractmethod
     def _post_all(self, posts: Posts, step_ps: int) -> int: ...
+
+    _done: int
+    """How many steps of the last schedule were carried out."""
+
+    @abstractmethod
+    def _schedule(self, steps: Steps, sends: Sends, step_ps: int, timeout_ps: int) -> int:
+        """Also returns minus (the first bad step, or send after all steps, + 1), with nothing done."""
 
     @abstractmethod
     def _retire(self, stream: int) -> None: ...

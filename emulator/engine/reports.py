@@ -18,6 +18,7 @@ from emulator.engine.codes import (
     W_GET,
     W_POLL,
     W_READ,
+    W_SCHEDULE,
     W_TEST,
     W_WAIT,
 )
@@ -103,9 +104,10 @@ def make_waiter(
         W_POLL: f"({word(a)} {COMPARISONS[b % 6]} {c})",
         W_EXCHANGE: f"(channel {a})",
     }.get(wait, "")
-    if wait == W_WAIT:
+    if wait in (W_WAIT, W_SCHEDULE):
         joint = " or " if any_ else " and "
-        detail = "(" + joint.join(f"{word(w)} {COMPARISONS[k]} {v}" for w, k, v in conditions) + ")"
+        detail = joint.join(f"{word(w)} {COMPARISONS[k]} {v}" for w, k, v in conditions)
+        detail = f"(step {a}: {detail})" if wait == W_SCHEDULE else f"({detail})"
     waits_for = missing if wait == W_EXCHANGE else [a] if wait == W_ATOMIC else None
     return Waiter(
         rank=rank, operation=OPERATIONS[wait], since_ps=since, detail=detail, waits_for=waits_for, wait=wait

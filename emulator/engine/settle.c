@@ -73,7 +73,8 @@ static void take_effect(ctx_t *x, i64 p, const node_t *e)
     if (o->a.done == DONE_SENT) sp_part_ended(c, e->aux);
     else if (match == MATCH_ACK) {
         i64 ack = plane_of(c, o)->ack[CLASS(c, p, o->poster)] + o->a.done_ps;
-        push(x, o->poster, e->t + ack, staged(e->key, S_ACK), 0, p, e->aux);
+        if (o->quick) sp_acknowledge(x, e->aux, e->t + ack);
+        else push(x, o->poster, e->t + ack, staged(e->key, S_ACK), 0, p, e->aux);
     }
     if (word >= 0) sp_evaluate(x, p, e->t, word);
     if (WORD(c, p, INBOX_WORD(c)) != records) sp_evaluate(x, p, e->t, INBOX_WORD(c));

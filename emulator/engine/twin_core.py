@@ -33,7 +33,7 @@ from emulator.engine.twin_events import (
 )
 from emulator.engine.twin_hash import fold
 from emulator.engine.twin_memory import INF, LATE, Memory
-from emulator.engine.twin_posts import Posts
+from emulator.engine.twin_schedule import Schedules
 
 STATE = [
     "heap",
@@ -55,7 +55,7 @@ STATE = [
 STAGES = {S_START: "start", S_LOCAL: "local", S_RETRY: "retry", S_ROW: "row", S_BULK: "bulk"}
 
 
-class Core(Posts):
+class Core(Schedules):
     """Settlement over the shared memory `m`; the caller holds the lock. `woken` collects who resumed."""
 
     def __init__(self, cfg: EngineConfig, memory: Memory) -> None:

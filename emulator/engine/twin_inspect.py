@@ -16,6 +16,7 @@ from emulator.engine.codes import (
     FATAL_ABORT,
     RUN,
     W_EXCHANGE,
+    W_SCHEDULE,
     W_WAIT,
 )
 from emulator.engine.primitives import Waiter
@@ -100,8 +101,9 @@ class TwinInspect(TwinEntry):
             missing: list[int] = []
             if m.wait[p] == W_EXCHANGE:
                 missing = np.flatnonzero(m.posted_at[m.slot[p]] == INF).tolist()
-            conditions = m.conditions_of(p) if m.wait[p] == W_WAIT else []
-            args = (m.a[p], m.b[p], m.c[p])
+            conditions = m.conditions_of(p) if m.wait[p] in (W_WAIT, W_SCHEDULE) else []
+            step = m.first_step[p] + m.step_at[p]
+            args = (step if m.wait[p] == W_SCHEDULE else m.a[p], m.b[p], m.c[p])
             what = (p, m.wait[p], args, m.since[p], conditions, bool(m.any[p]), missing)
             waiters.append(make_waiter(*what, inbox_word=self.inbox_word))
         return waiters

@@ -15,13 +15,15 @@ from emulator.engine.api import EngineConfig
 from emulator.engine.codes import FATAL_TRACE
 from emulator.engine.config import link_class
 from emulator.engine.posts import INBOX_DTYPE, NUM_PORTS
+from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE, Send, Step
 
 INF = LATE = 1 << 62
 HEADER = 4096
 COLUMNS = (
     "word state clock result wait seq since armed decided done a b c num_conditions any bound look unacked "
     "vain skipped wakes waited slot pull_start record exchange_seq remaining last records chain_count "
-    "chain_at log_head log_tail calls_0 calls_1 inbox_head inbox_tail"
+    "chain_at log_head log_tail calls_0 calls_1 inbox_head inbox_tail "
+    "steps step_at first_step step_ps deadline"
 )
 
 
@@ -81,6 +83,7 @@ class Memory:
         self.chains = self._array(i8, n, cfg.chain_steps, 5)
         self.logs = self._array(api.LOG_DTYPE, n, cfg.log_entries)
         self.inboxes = self._array(INBOX_DTYPE, n, cfg.inbox_entries)
+        self.programs = self._array(np.uint8, n, cfg.schedule_bytes)
         self.records_ring = self._array(api.RECORD_DTYPE, cfg.trace_records)
 
     def initialise(self) -> None:
@@ -134,6 +137,19 @@ class Memory:
 
     def chain_of(self, p: int) -> Any:
         return self.chains[p]
+
+    # ---- schedules
+    def program(self, p: int) -> tuple[Any, Any]:
+        """Rank p's steps and sends, in its area."""
+        area, end = self.programs[p], self.steps[p] * STEP_DTYPE.itemsize
+        sends = area[end:][: (len(area) - end) // SEND_DTYPE.itemsize * SEND_DTYPE.itemsize]
+        return area[:end].view(STEP_DTYPE), sends.view(SEND_DTYPE)
+
+    def step_of(self, p: int) -> tuple[Step, list[Send]]:
+        """Rank p's next step, and its puts."""
+        steps, sends = self.program(p)
+        step = Step(*steps[self.step_at[p]].tolist())
+        return step, [Send(*row) for row in sends[step.first : step.first + step.count].tolist()]
 
     # ---- exchanges
     def arrivals_at(self, slot: int, p: int) -> Any:

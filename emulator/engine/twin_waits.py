@@ -21,6 +21,7 @@ from emulator.engine.codes import (
     W_POLL,
     W_QUIET,
     W_READ,
+    W_SCHEDULE,
     W_TEST,
     W_WAIT,
 )
@@ -43,6 +44,9 @@ class Waits:
     def fail(self, code: int, rank: int) -> None:
         raise NotImplementedError
 
+    def advance(self, p: int, t: int) -> None:
+        raise NotImplementedError
+
     def start_pull(self, p: int, base: int) -> None:
         raise NotImplementedError
 
@@ -59,7 +63,7 @@ class Waits:
     def satisfied(self, p: int) -> tuple[bool, int]:
         """(is p's wait decided by what it sees now, result)."""
         m, wait = self.m, self.m.wait[p]
-        if wait == W_WAIT:
+        if wait in (W_WAIT, W_SCHEDULE):
             index = self.conditions_met(p)
             return index >= 0, index
         if wait == W_QUIET:
@@ -98,6 +102,9 @@ class Waits:
 
     def resume(self, p: int, t: int, result: int) -> None:
         m = self.m
+        if m.wait[p] == W_SCHEDULE and result == 0 and m.step_at[p] < m.steps[p]:
+            self.advance(p, t)
+            return
         m.waited[p] += t - m.since[p]
         m.clock[p], m.result[p], m.state[p] = t, result, RUN
         m.wakes[p] += 1

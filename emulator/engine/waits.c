@@ -2,7 +2,7 @@
  * its rank may decide it; it resumes at the end of the deciding instant, so every resumption is an observation. */
 #include "heap.h"
 
-static int holds(i64 a, i64 cmp, i64 b)
+int sp_holds(i64 a, i64 cmp, i64 b)
 {
     switch (cmp) {
     case 0: return a == b;
@@ -19,7 +19,7 @@ static i64 conditions_met(core_t *c, i64 p) /* index, or -1 */
     rank_t *r = RANK(c, p);
     const condition_t *k = AT(c, condition_t, c->conditions) + p * c->cfg.conditions;
     for (i64 i = 0; i < r->num_conditions; i++) {
-        int yes = holds(WORD(c, p, k[i].word), k[i].cmp, k[i].value);
+        int yes = sp_holds(WORD(c, p, k[i].word), k[i].cmp, k[i].value);
         if (yes && r->any) return i;
         if (!yes && !r->any) return -1;
     }
@@ -65,6 +65,7 @@ static int satisfied(core_t *c, i64 p, i64 *result)
     rank_t *r = RANK(c, p);
     *result = 0;
     switch (r->wait) {
+    case W_SCHEDULE:
     case W_WAIT: return (*result = conditions_met(c, p)) >= 0;
     case W_QUIET: return !r->unacked && !r->reads;
     case W_GET: return !get_open(c, p, r->a);
@@ -72,7 +73,7 @@ static int satisfied(core_t *c, i64 p, i64 *result)
     case W_READ: *result = WORD(c, p, r->a); return 1;
     case W_OBSERVE: return 1;
     case W_TEST:
-    case W_POLL: *result = holds(WORD(c, p, r->a), r->b, r->c); return (int)*result;
+    case W_POLL: *result = sp_holds(WORD(c, p, r->a), r->b, r->c); return (int)*result;
     default: return 0;
     }
 }
@@ -92,10 +93,13 @@ void sp_evaluate(ctx_t *x, i64 p, i64 t, i64 changed)
     rank_t *r = RANK(x->c, p);
     i64 result;
     if (r->state != BLOCKED || !r->armed || r->decided) return;
+    if (r->armed > 1 && sp_too_early(x, p, t, changed)) return;
     if (r->wait == W_POLL) {
         if (changed >= 0 && (changed != r->a || satisfied(x->c, p, &result))) poll_hit(x, p, t);
-    } else if (satisfied(x->c, p, &result))
-        sp_decide(x, p, t, result);
+    } else if (satisfied(x->c, p, &result)) {
+        if (sp_goes_on(r)) sp_advance(x, p, t);
+        else sp_decide(x, p, r->wait == W_QUIET ? max64(t, r->acked) : t, result);
+    }
 }
 
 void sp_check(ctx_t *x, i64 p, const node_t *e)
@@ -108,9 +112,11 @@ void sp_check(ctx_t *x, i64 p, const node_t *e)
     if (r->wait == W_EXCHANGE) {
         i64 *records = AT(c, i64, SLOT(c, r->slot)->records) + p;
         if (*records < INF) sp_start_pull(x, p, max64(*records, e->t));
-    } else if (satisfied(c, p, &result))
-        sp_resume(x, p, e->t, result);
-    else if (r->wait == W_TEST) {
+    } else if (satisfied(c, p, &result)) {
+        if (sp_goes_on(r)) sp_advance(x, p, e->t);
+        else if (r->wait == W_QUIET && r->acked > e->t) sp_decide(x, p, r->acked, 0);
+        else sp_resume(x, p, e->t, result);
+    } else if (r->wait == W_TEST) {
         r->wait = W_POLL;
         r->clock = e->t;
         push(x, p, e->t + c->cfg.poll * c->cfg.poll_max, LATE | key_of(p, r->wait_seq, 0, S_POLL), 0, p, 0);
@@ -124,7 +130,10 @@ static int stale(const rank_t *r, const node_t *e) /* that wait ended before */
 
 void sp_timeout(ctx_t *x, i64 p, const node_t *e)
 {
-    if (!stale(RANK(x->c, p), e)) sp_resume(x, p, e->t, -1);
+    rank_t *r = RANK(x->c, p);
+    i64 seq = (e->key & ~LATE) >> 18 & 0xffffffff;
+    int whole = r->state == BLOCKED && r->wait == W_SCHEDULE && !r->decided && r->clock < e->t && r->program_seq == seq;
+    if (whole || !stale(r, e)) sp_resume(x, p, e->t, -1);
 }
 
 void sp_poll_end(ctx_t *x, i64 p, const node_t *e)

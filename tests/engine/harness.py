@@ -5,12 +5,14 @@ import os
 import random
 import threading
 import traceback
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from oracle_posts import PostsOracle
 
 from emulator.engine import (
+    TIMEOUT,
     ChainStep,
     Engine,
     EngineConfig,
@@ -21,6 +23,7 @@ from emulator.engine import (
     engine_create,
 )
 from emulator.engine.posts import Posts, new_posts
+from emulator.engine.schedules import Step, new_sends, new_steps, posts_of
 from emulator.errors import DeadlockError, InternalError
 
 KINDS = ["python"] + ["c"] * core_available()
@@ -65,6 +68,31 @@ def as_posts(rows) -> Posts:
     return posts
 
 
+def rows_of(make, rows):
+    """Rows of fields as the array that `make` makes."""
+    array = make(len(rows))
+    for i, row in enumerate(rows):
+        for name, value in row.items():
+            array[i][name] = value
+    return array
+
+
+def by_loop(engine: Engine, steps, sends, step_ps: int, timeout_ps: int | None) -> int:
+    """What a schedule is defined as."""
+    price = engine.config.call_price_ps
+    deadline = None if timeout_ps is None else engine.now_ps + timeout_ps
+    for i, step in enumerate(Step(*row) for row in steps.tolist()):
+        if step.compute_ps > 0:
+            engine.compute(step.compute_ps)
+        if step.count:
+            engine.post(posts_of(sends[step.first : step.first + step.count]), step_ps)
+        if step.word >= 0:
+            timeout = None if deadline is None else max(0, deadline - engine.now_ps - price)
+            if engine.wait([(step.word, step.cmp, step.value)], timeout_ps=timeout) == TIMEOUT:
+                return i
+    return len(steps)
+
+
 def perform(engine: Engine, call: str, args: dict, publish: bool = True):
     """One program step on an engine."""
     if call == "put":
@@ -72,6 +100,10 @@ def perform(engine: Engine, call: str, args: dict, publish: bool = True):
         return engine.put(args["dst"], args["nbytes"], None, word, args["op"], args["value"])
     if call == "post":
         return engine.post(as_posts(args["posts"]), args["step"])
+    if call in ("schedule", "schedule_by_loop"):
+        steps = rows_of(new_steps, args["steps"]), rows_of(new_sends, args["sends"])
+        way = engine.schedule if call == "schedule" else partial(by_loop, engine)
+        return way(*steps, args["step"], args["timeout"])
     if call == "inbox":
         return tuple(engine.inbox().tolist())
     if call == "get":

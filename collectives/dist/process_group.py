@@ -1,0 +1,353 @@
+"""The process group of the backend "superpod": every call of torch's, as a collective of the machine.
+
+torch calls it from Python (`dist.all_reduce`, FSDP2) and from C++ (the reducer of DistributedDataParallel,
+functional collectives, which DTensor uses). Both find the methods here by name; where torch has two names for
+one call, the second is an alias.
+
+A group costs nothing when it is made. Its first collective meets its members, and them only.
+
+Left out: sparse and quantised tensors, `monitored_barrier`, splitting and shrinking groups.
+Source: torch 2.13, `ProcessGroup.hpp` and `PyProcessGroup.hpp` for names and arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import emulator
+from collectives import coll
+from collectives.dist import tensors as t
+from collectives.dist.p2p import Messages, MessageWork
+from collectives.dist.tensors import Tensors
+from collectives.dist.work import GroupWork, timeout_ps
+from collectives.groups import Group
+from emulator.errors import UsageError
+from superpod_torch import NAME
+
+Lists = Sequence[Tensors]
+
+
+_Base: Any = dist.ProcessGroup  # its stub lists overloads that no Python method can have
+
+
+class SuperpodProcessGroup(_Base):  # type: ignore[misc]
+    """A group of ranks.
+
+    Args:
+        rank, size: of this process in the group.
+        members: the group's ranks in the whole run; empty for all.
+        name: torch's name of the group.
+        timeout: virtual time a collective may take.
+    """
+
+    def __init__(
+        self, rank: int, size: int, members: Sequence[int], name: str, timeout: timedelta | None
+    ) -> None:
+        super().__init__(rank, size)
+        self._device = emulator.init()
+        self._members = tuple(members) or tuple(range(size))
+        self._check_place(rank, len(members) or self._device.num_ranks)
+        self._timeout_ps = timeout_ps(timeout)
+        self._met = None if members else Group.world(self._device)
+        self._messages = Messages(self._device, name, self._members, lambda: self._timeout_ps)
+
+    @classmethod
+    def from_options(cls, options: Any) -> SuperpodProcessGroup:
+        """Make the group of torch's `_DistributedBackendOptions`.
+
+        Raises:
+            UsageError: rank or world size are not those the run was started with.
+        """
+        ranks = list(options.global_ranks_in_group)
+        return cls(options.group_rank, options.group_size, ranks, options.group_id, options.timeout)
+
+    def _check_place(self, rank: int, size: int) -> None:
+        """Raises UsageError unless rank and size are those the processes were started with."""
+        members, device = self._members, self._device
+        if len(members) != size:
+            raise UsageError(
+                f"superpod: world size {len(members)} in a run of {size} ranks; start the program with "
+                f"superpod run -n {len(members)} or mpirun -n {len(members)}"
+            )
+        if members[rank] != device.rank:
+            raise UsageError(f"superpod: rank {members[rank]} was started as rank {device.rank}")
+
+    @property
+    def group(self) -> Group:
+        """The machine's group, met at the first use. Collective then."""
+        if self._met is None:
+            self._met = Group.of(self._device, self._members)
+        if self._timeout_ps is not None:
+            self._met.timeout_ps = self._timeout_ps
+        return self._met
+
+    # --- what torch asks about ---------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """Return "superpod"."""
+        return NAME
+
+    name = _get_backend_name = getBackendName
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> SuperpodProcessGroup:
+        """Return itself: backend and group are one."""
+        return self
+
+    supports_coalescing = supports_time_estimate = supports_splitting = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return False: any memory will do."""
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the virtual time a call of this group may take, from the next one on."""
+        self._timeout_ps = timeout_ps(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def abort(self) -> None:
+        """Give the machine's group back (the world stays)."""
+        if self._met is not None and not self._met.open:
+            self._met.free()
+        self._met = None
+
+    shutdown = abort
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: collectives are numbered by the machine's group."""
+
+    # --- one to all, all to one --------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """Copy the root's tensor to all."""
+        opts = opts or dist.BroadcastOptions()
+        place = t.landing([t.one(tensors, "broadcast")], load=True)
+        inner = coll.broadcast(self.group, place.array, opts.rootRank, **_how(opts, tensors))
+        return GroupWork(inner, tensors, place.settle)
+
+    def reduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """Reduce to the root; the other ranks' tensors stay as they are."""
+        opts = opts or dist.ReduceOptions()
+        tensor = t.one(tensors, "reduce")
+        how = t.reduction(opts.reduceOp, tensors)
+        mine = opts.rootRank == self.rank()
+        place = t.landing([tensor]) if mine else None
+        send = t.flat(how.scaled(tensor))
+        inner = coll.reduce(
+            self.group, send, place.array if place else None, how.op, opts.rootRank, **_how(opts, tensors)
+        )
+        return GroupWork(inner, tensors, place.settle if place else None)
+
+    def gather(self, outputs: Lists, inputs: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """Bring all tensors to the root's list."""
+        opts = opts or dist.GatherOptions()
+        send = t.flat(t.one(inputs, "gather"))
+        if opts.rootRank != self.rank():
+            return GroupWork(coll.gather(self.group, send, None, opts.rootRank, **_how(opts, inputs)), [])
+        whole = self._list(outputs, "gather", "the root's list of outputs")
+        place = t.landing(whole)
+        inner = coll.gather(self.group, send, place.array, opts.rootRank, **_how(opts, inputs))
+        return GroupWork(inner, whole, place.settle)
+
+    def scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None, **_: Any) -> GroupWork:
+        """Bring one tensor of the root's list to each rank."""
+        opts = opts or dist.ScatterOptions()
+        place = t.landing([t.one(outputs, "scatter")])
+        send = None
+        if opts.rootRank == self.rank():
+            send = t.packed(self._list(inputs, "scatter", "the root's list of inputs"))
+        inner = coll.scatter(self.group, send, place.array, opts.rootRank, **_how(opts, outputs))
+        return GroupWork(inner, outputs, place.settle)
+
+    # --- all to all: the same for everybody --------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """Reduce in place, on all ranks. Several tensors go as one, behind each other."""
+        opts = opts or dist.AllreduceOptions()
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        how = t.reduction(getattr(opts, "reduceOp", opts), tensors)
+        place = t.landing(tensors, load=True)
+        send = place.array if how.factor is None else t.packed([how.scaled(tensor) for tensor in tensors])
+        inner = coll.all_reduce(self.group, send, place.array, how.op, **_how(opts, tensors))
+        return GroupWork(inner, tensors, place.settle)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """As `allreduce`; tensors of different dtypes are several collectives."""
+        kinds = list(dict.fromkeys(tensor.dtype for tensor in tensors))
+        works = [self.allreduce([x for x in tensors if x.dtype == kind], opts) for kind in kinds]
+        return _together(works, tensors)
+
+    def allgather(self, outputs: Lists, inputs: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """Bring everyone's tensor to everyone's list; the list may say that sizes differ."""
+        tensor = t.one(inputs, "all_gather")
+        whole = self._list(outputs, "all_gather", "the list of outputs")
+        t.check_count("all_gather", "my place in the list", whole[self.rank()].numel(), tensor.numel())
+        place = t.landing(whole)
+        how = _how(opts, inputs)
+        if t.equal_sizes(whole):
+            inner = coll.all_gather(self.group, t.flat(tensor), place.array, **how)
+        else:
+            counts = [output.numel() for output in whole]
+            inner = coll.all_gather_v(self.group, t.flat(tensor), place.array, counts, **how)
+        return GroupWork(inner, whole, place.settle)
+
+    def all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None, **_: Any
+    ) -> GroupWork:
+        """Bring everyone's tensor, behind each other, into one."""
+        t.check_count("all_gather", "the output", output.numel(), self.size() * tensor.numel())
+        t.one_dtype([output, tensor])
+        place = t.landing([output])
+        inner = coll.all_gather(self.group, t.flat(tensor), place.array, **_how(opts, [tensor]))
+        return GroupWork(inner, [output], place.settle)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, **_: Any
+    ) -> GroupWork:
+        """Several `all_gather_single` as one collective of bytes."""
+        t.check_count("all_gather", "the list of outputs", len(outputs), len(inputs))
+        if len(inputs) == 1:
+            return self.all_gather_single(outputs[0], inputs[0], opts)
+        send = t.raw(inputs)
+        rows = t.Rows(self.size(), send.size, outputs, inputs)
+        inner = coll.all_gather(self.group, send, rows.array, **_how(opts))
+        return GroupWork(inner, outputs, rows.settle)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, outputs: Lists, inputs: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """Several `allgather`: `outputs[rank][k]` gets `inputs[k]` of the rank."""
+        works = [self.allgather([[row[k] for row in outputs]], [x], opts) for k, x in enumerate(inputs)]
+        return _together(works, [x for row in outputs for x in row])
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Lists, opts: Any = None, **_: Any) -> GroupWork:
+        """Reduce everyone's list; each rank gets the tensor of its place. Sizes may differ by place."""
+        opts = opts or dist.ReduceScatterOptions()
+        output, whole = (
+            t.one(outputs, "reduce_scatter"),
+            self._list(inputs, "reduce_scatter", "the list of inputs"),
+        )
+        t.check_count("reduce_scatter", "the output", output.numel(), whole[self.rank()].numel())
+        how = t.reduction(opts.reduceOp, whole)
+        place, send = t.landing([output]), t.packed([how.scaled(tensor) for tensor in whole])
+        given = _how(opts, whole)
+        if t.equal_sizes(whole):
+            inner = coll.reduce_scatter(self.group, send, place.array, how.op, **given)
+        else:
+            counts = [tensor.numel() for tensor in whole]
+            inner = coll.reduce_scatter_v(self.group, send, place.array, counts, how.op, **given)
+        return GroupWork(inner, outputs, place.settle)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None, **_: Any
+    ) -> GroupWork:
+        """Reduce everyone's tensor; each rank gets its part of the result."""
+        opts = opts or dist.ReduceScatterOptions()
+        t.check_count("reduce_scatter", "the input", tensor.numel(), self.size() * output.numel())
+        t.one_dtype([output, tensor])
+        how = t.reduction(opts.reduceOp, [tensor])
+        place, send = t.landing([output]), t.flat(how.scaled(tensor))
+        inner = coll.reduce_scatter(self.group, send, place.array, how.op, **_how(opts, [tensor]))
+        return GroupWork(inner, [output], place.settle)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, **_: Any
+    ) -> GroupWork:
+        """Several `reduce_scatter_single`."""
+        pairs = zip(outputs, inputs, strict=True)
+        return _together([self.reduce_scatter_single(out, x, opts) for out, x in pairs], outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def barrier(self, opts: Any = None, **_: Any) -> GroupWork:
+        """Wait for all members."""
+        return GroupWork(coll.barrier(self.group, async_op=bool(getattr(opts, "asyncOp", False))), [])
+
+    # --- all to all: to each something else --------------------------------------------------------------
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        opts: Any = None,
+        **_: Any,
+    ) -> GroupWork:
+        """Send each rank its rows of `tensor`; rows of others land in `output`, by rank."""
+        t.one_dtype([output, tensor])
+        send_counts = t.counts_of(tensor, input_splits or (), self.size(), "input")
+        recv_counts = t.counts_of(output, output_splits or (), self.size(), "output")
+        place, send, how = t.landing([output]), t.flat(tensor), _how(opts, [tensor])
+        if not input_splits and not output_splits:
+            inner = coll.all_to_all(self.group, send, place.array, **how)
+        else:
+            inner = coll.all_to_all_v(self.group, send, send_counts, place.array, recv_counts, **how)
+        return GroupWork(inner, [output], place.settle)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, **_: Any) -> GroupWork:
+        """Send each rank the tensor of its place in the list."""
+        for what, given in (("the list of outputs", outputs), ("the list of inputs", inputs)):
+            t.check_count("all_to_all", what, len(given), self.size())
+        t.one_dtype([*outputs, *inputs])
+        place, send = t.landing(outputs), t.packed(inputs)
+        counts = [x.numel() for x in inputs], [x.numel() for x in outputs]
+        inner = coll.all_to_all_v(self.group, send, counts[0], place.array, counts[1], **_how(opts, inputs))
+        return GroupWork(inner, outputs, place.settle)
+
+    # --- one to one --------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> MessageWork:
+        """Start a send to a group rank."""
+        return self._messages.send(t.one(tensors, "send"), dst, tag)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> MessageWork:
+        """Start a receive from a group rank."""
+        return self._messages.receive(t.one(tensors, "recv"), src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> MessageWork:
+        """Start a receive from whoever sends first."""
+        return self._messages.receive(t.one(tensors, "recv"), None, tag)
+
+    # --- parts -------------------------------------------------------------------------------------------
+
+    def _list(self, lists: Lists, call: str, what: str) -> Tensors:
+        """Return the one list with a tensor for each rank. Raises SizeError."""
+        t.check_count(call, what, len(lists), 1)
+        t.check_count(call, what, len(lists[0]), self.size())
+        return lists[0]
+
+
+def _how(opts: Any, tensors: Tensors = ()) -> dict[str, Any]:
+    """Return the keywords of a collective: the dtype numpy has no name for, and whether the caller waits."""
+    how: dict[str, Any] = {"async_op": bool(getattr(opts, "asyncOp", False))}
+    kind = t.kind_of(tensors[0]) if len(tensors) else None
+    return how if kind is None else {**how, "dtype": kind}
+
+
+def _together(works: Sequence[GroupWork], results: Tensors) -> GroupWork:
+    """Return one work that ends with the last of several."""
+
+    def finish() -> None:
+        for work in works:
+            work.wait()
+
+    return GroupWork(None, results, finish)

@@ -1,0 +1,296 @@
+"""One send or receive under way: what it stores into the other die, when, and what it waits for.
+
+Stores are posts of the engine. A wave's data leave when the cores have it in their buffers and the ring has
+room; its record leaves when the stores are done, and takes effect after them (ORD_STRONG). Each record adds 1
+to a word of the receiver, each acknowledgement to one of the sender: that is what a die that polls its
+metadata sleeps on here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.xccl.layout import ACK, CORES_SHIFT, FIELD_DTYPE, REFUSED, TAIL
+from collectives.xccl.sides import Field, ReceiveSide, SendSide, Shares
+from collectives.xccl.waves import TwoStage, Wave, cut, cut_blocks, local_ps, store_ps
+from emulator.engine.api import ADD, GE
+from emulator.engine.posts import ORD_STRONG, ORD_TRACK
+from emulator.errors import SizeError, misuse
+
+if TYPE_CHECKING:
+    from collectives.xccl.endpoint import Xccl
+
+Bytes = npt.NDArray[np.uint8]
+Condition = tuple[int, int, int]
+_NO_CHUNK = (1 << 32) - 1
+"""chunkID of a refusal."""
+
+
+class Transfer(ABC):
+    """A send or a receive. Made by `Xccl`.
+
+    Attributes:
+        peer, event_id, cores: as asked for.
+        nbytes: charged bytes; of a receive 0 until the first record is in.
+        start_ps, end_ps: virtual times; end_ps 0 until it is done.
+        is_done: known to be complete.
+    """
+
+    kind = ""
+
+    def __init__(self, owner: Xccl, peer: int, event_id: int, cores: int, memory: Bytes) -> None:
+        self._owner, self.peer, self.event_id, self.cores, self._memory = owner, peer, event_id, cores, memory
+        self.nbytes = self.start_ps = self.end_ps = 0
+        self.finish_ps = -1
+        self.is_done = False
+        self._cls = owner.device.engine.link_class(peer)
+        self._stage = TwoStage.at(0)
+
+    def wait(self, timeout_ps: int | None = None) -> bool:
+        """Wait until it is done; False: `timeout_ps` passed first (it goes on, and can be waited for again).
+
+        Completion: of a send: the receiver has copied everything; of a receive: the bytes are in `dst`.
+
+        Raises: SizeError, DeadlockError, RankLostError as `Xccl.send`.
+        """
+        return self._owner.wait(self, timeout_ps)
+
+    def test(self) -> bool:
+        """Whether it is done now; moves on whatever can."""
+        self._owner.progress()
+        return self.is_done
+
+    def __repr__(self) -> str:
+        where = "to" if self.kind == "send" else "from"
+        state = "done" if self.is_done else "under way" if self.start_ps else "not begun"
+        return f"<{self.kind} of event {self.event_id} {where} rank {self.peer}, {state}>"
+
+    @abstractmethod
+    def begin(self, now_ps: int) -> None:
+        """Cores and the pair are free."""
+
+    @abstractmethod
+    def condition(self) -> Condition:
+        """What I wait for."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """My condition holds: go on."""
+
+    def finish(self, end_ps: int) -> None:
+        """All is known to be over."""
+        self.is_done, self.end_ps = True, end_ps
+        self._memory = np.empty(0, np.uint8)
+
+
+class Send(Transfer):
+    """The sender's end."""
+
+    kind = "send"
+
+    def __init__(self, owner: Xccl, peer: int, event_id: int, cores: int, memory: Bytes, charged: int,
+                 engine: str) -> None:  # fmt: skip
+        super().__init__(owner, peer, event_id, cores, memory)
+        self.nbytes, self._engine, g = charged, engine, owner.geometry
+        if engine == "mte":
+            waves = cut(charged, cores, g.chunk_bytes, g.slots, owner.control)
+        else:
+            waves = cut_blocks(charged, cores, g.chunk_bytes, g.slots)
+        self._waves, self._shares, self._real = waves, Shares(waves, memory.size), memory.size
+        for index, wave in enumerate(waves):
+            low, high = self._shares.of(index)
+            if high - low > wave.chunks * g.slot_bytes:
+                message = (f"xccl send: {high - low} real bytes in {wave.chunks} chunks, a slot keeps "
+                           f"{g.slot_bytes}; raise slot_bytes or charge_bytes")  # fmt: skip
+                raise misuse(SizeError, message, rank=owner.device.rank, now_ps=owner.device.now_ps,
+                             value=high - low)  # fmt: skip
+
+    def begin(self, now_ps: int) -> None:
+        """Store what the ring has room for."""
+        self.start_ps, self._stage = now_ps, TwoStage.at(now_ps)
+        self._link = self._owner.link_to(self.peer)
+        self._side = SendSide(self._waves, self._owner.geometry.slots, self._link.tail)
+        self._store()
+
+    def condition(self) -> Condition:
+        return self._link.ack_word, GE, self._link.acks + self._side.acknowledgements()
+
+    def step(self) -> None:
+        """Read the receiver's acknowledgement; store more, or end."""
+        field = self._owner.field(self._link.ack_field, ACK)
+        if field.chunk == _NO_CHUNK:
+            raise self._owner.error(SizeError, f"{self!r} was refused: the receiver takes {field.real} "
+                                    f"bytes with {field.cores} AIV cores, I send {self._real} with "
+                                    f"{self.cores}", self._real)  # fmt: skip
+        self._side.acknowledge(field.tail)
+        if self._side.is_done:
+            self._link.tail, self._link.acks = self._side.tail, self.condition()[2]
+            self.finish(self._owner.device.now_ps)
+        else:
+            self._store()
+
+    # --- what is stored ---------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        batch = Batch(self._owner, self.peer)
+        while self._side.has_room():
+            tail, low, high = self._side.tail, *self._shares.of(self._side.posted)
+            wave = self._side.fill()
+            pieces = self._owner.geometry.pieces(self._link.ring, tail, wave.chunks, high - low)
+            leave = self._move(batch, wave, pieces, self._memory[low:high])
+            if wave.records:
+                self._stage.write_end = self._tell(batch, wave, leave)
+        batch.post()
+
+    def _move(self, batch: Batch, wave: Wave, pieces: list[tuple[int, int]], data: Bytes) -> int:
+        """Post the data of a wave; returns when its record may leave."""
+        charged = self._owner.numbers.charged(self._cls, wave.nbytes)
+        timing, leave = self._timing(batch.next_ps, wave, charged)
+        if len(pieces) == 2:  # the first part is free: the wave's time is that of the second
+            batch.add(pieces[0][0], data[: pieces[0][1]], start_ps=timing["start_ps"], order=ORD_TRACK)
+            data = data[pieces[0][1] :]
+        batch.add(pieces[-1][0], data, payload=wave.nbytes, order=ORD_TRACK, **timing)
+        return leave
+
+    def _timing(self, post_ps: int, wave: Wave, charged: int) -> tuple[dict[str, int], int]:
+        n, fabric = self._owner.numbers, self._owner.device.fabric
+        if self._engine == "mte":
+            took = store_ps(n, self._cls, wave)
+            start, end = self._stage.advance(0, local_ps(n, wave), took, post_ps)
+            tail = took - n.port_ps(self._cls, wave.nbytes)
+            return {"nbytes": charged, "start_ps": start, "tail_ps": tail}, end
+        if self._engine == "dma":
+            shape = fabric.put(self._cls, wave.nbytes, "dma")
+        else:
+            shape = fabric.urma("write", wave.nbytes, self._cls)
+        fields = shape._asdict()
+        return {"nbytes": wave.nbytes, **fields, "start_ps": post_ps + fields["start_ps"]}, post_ps
+
+    def _tell(self, batch: Batch, wave: Wave, leave_ps: int) -> int:
+        """Post the record after a wave; returns when the cores are free again."""
+        cores = self.cores if self._engine == "mte" else 0
+        tail, last_chunk = self._side.tail, self._side.tail - self._side.base - 1
+        size = cores << CORES_SHIFT | self.nbytes
+        field = (self.event_id, last_chunk, tail % (1 << 32), size, self._real)
+        return batch.tell(self._link.tail_field, TAIL, field, wave.records, self._link.tail_word, leave_ps)
+
+
+class Receive(Transfer):
+    """The receiver's end."""
+
+    kind = "receive"
+
+    def begin(self, now_ps: int) -> None:
+        """Look for the first record."""
+        self.start_ps, self._stage = now_ps, TwoStage.at(now_ps)
+        self._link = self._owner.link_from(self.peer)
+        slots = self._owner.geometry.slots
+        self._side = ReceiveSide(self.event_id, self._memory.size, self.cores, slots, self._link.tail)
+
+    def condition(self) -> Condition:
+        return self._link.tail_word, GE, self._link.records + 1
+
+    def step(self) -> None:
+        """Look at the record: copy what it announces, or ignore it."""
+        field = self._owner.field(self._link.tail_field, TAIL)
+        if not self._side.is_news(field):
+            self._link.records += 1
+            self._owner.counters.ignored += 1
+            return
+        if not self._side.waves:
+            self._agree(field)
+        self._copy(self._side.arrived(field))
+        if self._side.is_done:
+            self._link.tail, self.finish_ps = self._side.head, self._stage.write_end
+
+    def _agree(self, field: Field) -> None:
+        """Learn from the first record how the transfer is cut. Raises SizeError, on the other side too."""
+        self.nbytes, g, cores = field.nbytes, self._owner.geometry, field.cores
+        wrong = self._side.disagreement(field) if cores else ""
+        if not cores and field.real != self._side.real:
+            wrong = f"the sender has {field.real} bytes, the receiver takes {self._side.real}"
+        if wrong:
+            batch = Batch(self._owner, self.peer)
+            refusal = (self.event_id, _NO_CHUNK, 0, self.cores << CORES_SHIFT, self._side.real)
+            batch.tell(self._link.ack_field, ACK, refusal, 1, self._link.ack_word, 0)
+            batch.posts[-1]["value"] = REFUSED
+            batch.post()
+            raise self._owner.error(SizeError, f"{self!r}: {wrong}", self._side.real)
+        if cores:
+            self._side.waves = cut(self.nbytes, cores, g.chunk_bytes, g.slots, self._owner.control)
+        else:
+            self._side.waves = cut_blocks(self.nbytes, self.cores, g.chunk_bytes, g.slots)
+        self._shares = Shares(self._side.waves, self._side.real)
+
+    def _copy(self, waves: int) -> None:
+        """Copy waves from the ring to the app area, and acknowledge them when that is done."""
+        owner, batch, now_ps = self._owner, Batch(self._owner, self.peer), self._owner.device.now_ps
+        for _ in range(waves):
+            low, high = self._shares.of(self._side.emptied)
+            head, wave = self._side.head, self._side.empty()
+            for start, size in owner.geometry.pieces(self._link.ring, head, wave.chunks, high - low):
+                self._memory[low : low + size] = owner.own(start, size)
+                low += size
+            took = local_ps(owner.numbers, wave)
+            _, end_ps = self._stage.advance(now_ps, took, took)
+            if wave.records:
+                self._link.records += 1
+                field = (
+                    self.event_id,
+                    wave.chunks,
+                    self._side.head % (1 << 32),
+                    self.nbytes,
+                    self._side.real,
+                )
+                batch.tell(self._link.ack_field, ACK, field, wave.records, self._link.ack_word, end_ps)
+        batch.post()
+
+
+class Batch:
+    """Stores into one other die, posted together. Start times are absolute until `post`.
+
+    Attributes:
+        posts: fields of each. payload: bytes of data they stand for; records: records.
+    """
+
+    def __init__(self, owner: Xccl, peer: int) -> None:
+        self._owner, self._peer = owner, peer
+        self._cls = owner.device.engine.link_class(peer)
+        self._price = owner.device.engine.config.call_price_ps
+        self._base = owner.device.now_ps
+        self.posts: list[dict[str, int]] = []
+        self._data: list[Bytes] = []
+        self.payload = self.records = 0
+
+    @property
+    def next_ps(self) -> int:
+        """When the next post can leave at the earliest."""
+        return self._base + (len(self.posts) + 1) * self._price
+
+    def add(self, offset: int, data: Bytes, payload: int = 0, **fields: int) -> None:
+        """Store `data` at `offset` of the areas; it stands for `payload` bytes on the link."""
+        fields["start_ps"] = max(0, fields.get("start_ps", 0) - self.next_ps)
+        self.payload += payload
+        self.posts.append({"offset": self._owner.base + offset, **fields})
+        self._data.append(data)
+
+    def tell(self, field_index: int, direction: int, field: tuple[int, ...], records: int, word: int,
+             leave_ps: int) -> int:  # fmt: skip
+        """Store a record into the fields of `records` cores; returns when that is over at this end."""
+        raw = np.array([field] * records, FIELD_DTYPE).view(np.uint8)
+        leave_ps, n = max(leave_ps, self.next_ps), self._owner.numbers
+        self.records += records
+        self.add(
+            self._owner.geometry.field(field_index, direction), raw,
+            nbytes=n.charged(self._cls, raw.size), start_ps=leave_ps, order=ORD_TRACK | ORD_STRONG,
+            word=word, op=ADD, value=1,
+        )  # fmt: skip
+        return leave_ps + n.port_ps(self._cls, raw.size)
+
+    def post(self) -> None:
+        """Hand all over."""
+        self._owner.post(self._peer, self.posts, self._data, self.payload, self.records)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from emulator.engine.api import NO_OP
 from emulator.engine.posts import DONE_NEVER, K_GET, K_PUT, K_SEND, K_WORD, ORD_STREAM, Posts
+from emulator.engine.schedules import Sends
 
 REACH = 20
 RAILS = 4
@@ -93,6 +94,16 @@ class Delivery:
             for k in range(part.size):
                 self._delay(part, k, draws[i])
         return out, first
+
+    def disturb_sends(self, sends: Sends) -> Sends:
+        """Return the puts of a schedule to make instead: each leaves late; none is cut."""
+        if self._seed is None:
+            return sends
+        out = sends.copy()
+        for i in range(len(out)):
+            most = REACH * int(self._latency_ps[out["plane"][i], out["peer"][i]])
+            out["start_ps"][i] += _delay_ps(int(self._draws()[2]), most)
+        return out
 
     def _draws(self) -> Int64:
         """Sixteen numbers below 2**32 for the next operation."""

@@ -18,6 +18,7 @@ from emulator.config import RunConfig
 from emulator.delivery import Delivery
 from emulator.device_exchange import BARRIER_CHANNEL, META_BYTES, ExchangeCalls
 from emulator.device_posts import PostCalls
+from emulator.device_schedule import ScheduleCalls
 from emulator.engine.api import SET, Engine
 from emulator.errors import RankLostError, StateError, UsageError, misuse
 from emulator.fabric import Fabric, Shape
@@ -40,7 +41,7 @@ __all__ = ["BARRIER_CHANNEL", "META_BYTES", "Device"]
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-class Device(ExchangeCalls, PostCalls):
+class Device(ExchangeCalls, PostCalls, ScheduleCalls):
     """What a rank program holds after `emulator.init()`.
 
     Attributes:

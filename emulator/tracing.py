@@ -50,6 +50,7 @@ class Op(enum.IntEnum):
     FINISH = 14
     ROWS = 15
     EXCHANGE_POST = 16
+    SCHEDULE = 18  # steps carried out asleep; charged bytes of all their puts
     POST = (
         17  # a work request, message or other posted operation; peer, charged bytes, checksum of its payload
     )

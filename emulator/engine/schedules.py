@@ -73,18 +73,18 @@ class Send(NamedTuple):
     plane: int
 
 
-def new_steps(count: int, **fields: npt.ArrayLike) -> Steps:
-    """Return [count] steps with `fields` (scalars or arrays [count]) filled in; a blank step does nothing."""
-    steps: Steps = np.zeros(count, STEP_DTYPE)
+def new_steps(size: int, /, **fields: npt.ArrayLike) -> Steps:
+    """Return [size] steps with `fields` (scalars or arrays [size]) filled in; a blank step does nothing."""
+    steps: Steps = np.zeros(size, STEP_DTYPE)
     steps["word"] = -1
     for name, values in fields.items():
         steps[name] = values
     return steps
 
 
-def new_sends(count: int, **fields: npt.ArrayLike) -> Sends:
-    """Return [count] puts with `fields` (scalars or arrays [count]) filled in and the rest 0."""
-    sends: Sends = np.zeros(count, SEND_DTYPE)
+def new_sends(size: int, /, **fields: npt.ArrayLike) -> Sends:
+    """Return [size] puts with `fields` (scalars or arrays [size]) filled in and the rest 0."""
+    sends: Sends = np.zeros(size, SEND_DTYPE)
     for name, values in fields.items():
         sends[name] = values
     return sends

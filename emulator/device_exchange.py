@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.engine.api import ChainStep, Engine, ExchangeResult
+from emulator.errors import UsageError
 from emulator.posting import Posting
 from emulator.tracing import Op, RankTrace
 
@@ -47,11 +48,13 @@ class ExchangeCalls(ABC):
         chain: Sequence[ChainStep] = (),
         offsets: npt.NDArray[np.int32] | None = None,
         tag: int = 0,
+        record_bytes: npt.NDArray[np.int64] | None = None,
     ) -> ExchangeResult:
         """Take part in the next exchange of a channel; see `Engine.exchange`."""
         result: ExchangeResult = self._blocking(
             Op.EXCHANGE, self.engine.exchange,
             channel, counts, row_bytes, meta_bytes, pull_start_ps, record_ps, chain, offsets, tag,
+            record_bytes,
         )  # fmt: skip
         self._after_barrier()
         return result
@@ -64,10 +67,11 @@ class ExchangeCalls(ABC):
         meta_bytes: int = META_BYTES,
         offsets: npt.NDArray[np.int32] | None = None,
         tag: int = 0,
+        record_bytes: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Announce only, without blocking; see `Engine.exchange_post`."""
         start = self.engine.now_ps
-        self.engine.exchange_post(channel, counts, row_bytes, meta_bytes, offsets, tag)
+        self.engine.exchange_post(channel, counts, row_bytes, meta_bytes, offsets, tag, record_bytes)
         self.trace.add(Op.EXCHANGE_POST, start, self.engine.now_ps, channel, row_bytes)
 
     def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:
@@ -77,6 +81,20 @@ class ExchangeCalls(ABC):
         )
         self._after_barrier()
         return result
+
+    def open_group(self, channel: int, members: npt.NDArray[np.int32]) -> None:
+        """My exchanges of a channel are among `members` from now on; see `Engine.open_group`.
+
+        Raises:
+            UsageError: it is the barrier's channel, or one of the engine's reasons.
+        """
+        if channel == BARRIER_CHANNEL:
+            raise UsageError(
+                f"open_group: channel {channel} is the barrier's, of all ranks; take one of 1 to "
+                f"{self.engine.config.channels - 1}",
+                rank=self.engine.rank,
+            )
+        self.engine.open_group(channel, members)
 
     def barrier(self) -> None:
         """Complete my puts, then wait for all ranks: a 32-byte record to everyone, and theirs."""

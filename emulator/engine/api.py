@@ -88,6 +88,7 @@ LOG_PUT, LOG_SNAPSHOT, LOG_RMW, LOG_DROP = range(1, 5)
 PORT_EGRESS, PORT_INGRESS, PORT_LOCAL = range(3)
 KIND_PUT, KIND_GET, KIND_META, KIND_PULL, KIND_SEND, KIND_WORD = range(6)
 MAX_RANKS = 4095
+MAX_CHANNELS = 1024
 
 LOG_DTYPE = np.dtype(
     [
@@ -221,7 +222,7 @@ class ExchangeResult(NamedTuple):
     index: which exchange of the chain woke me (0 is the one I posted myself).
     time_ps: when the last row was in (equals `now_ps`).
     records_ps: when the last of the n metadata records was in.
-    counts: int32 [n] rows I received, by source.
+    counts: int32 [n] rows I received, by source (in a group: by place in it).
     offsets: int32 [n] what each source said in its record for me (where my rows begin in its buffer); 0
         where it has no rows for me.
     tags: int64 [n] what each source said to everybody.
@@ -397,8 +398,10 @@ class Engine(Protocol):
         chain: Sequence[ChainStep] = (),
         offsets: Int32Array | None = None,
         tag: int = 0,
+        record_bytes: Int64Array | None = None,
     ) -> ExchangeResult:
-        """Take part in the next exchange of `channel`; all ranks do, each channel in its own order.
+        """Take part in the next exchange of `channel`; all ranks (of my group, see `open_group`) do, each
+        channel in its own order. n, me and the order of ranks are those of the group.
 
         1. A record of meta_bytes leaves for me+1, me+2, ..., me. All n are in at M, here.
         2. For each source with counts > 0 for me, in the order me+1, ..., me, the i-th such (from 0) at
@@ -409,6 +412,8 @@ class Engine(Protocol):
             counts: int32 [n], rows I hold for each target; None for none (barrier, status all-gather).
             offsets: int32 [n], given to each target as they are; None for zeros.
             tag: 64-bit, given to everybody.
+            record_bytes: int64 [n], size of my record to each target, instead of meta_bytes; 0 is still a
+                record. Charged data that goes with the records: an all-to-all of any sizes is one exchange.
             chain: what else I take part in, asleep, as long as I receive no rows; I resume with the first
             exchange
                 that brings me rows, or after the last. (A chain uses `len(chain)` sequence numbers.)
@@ -422,12 +427,25 @@ class Engine(Protocol):
         meta_bytes: int,
         offsets: Int32Array | None = None,
         tag: int = 0,
+        record_bytes: Int64Array | None = None,
     ) -> None:
         """Step 1 alone, without blocking; at most one exchange of a channel may be open."""
 
     def exchange_wait(self, channel: int, pull_start_ps: int = 0, record_ps: int = 0) -> ExchangeResult:
         """Steps 2 and 3 of the exchange I posted on `channel`; the pull begins at M or now, whichever is
         later."""
+
+    def open_group(self, channel: int, members: Int32Array) -> None:
+        """From my next exchange of `channel` on it is among `members`, int32 [g] ranks in any order, me among
+        them: arrays are [g] in that order, "me+1, ..., me" goes by it. No time passes.
+
+        Each member calls it with the same list, before its first exchange there. Disjoint groups may use one
+        channel at the same time. A channel may be opened anew, with other members or all ranks, once its
+        exchanges have ended for all members: after they have met elsewhere.
+
+        Raises: UsageError: a list with a rank twice, without me, or of ranks that do not exist; an exchange
+            of the channel is under way. (Exchanges raise it on all ranks where members gave different lists.)
+        """
 
     def log_lock(self, target: int) -> None:
         """Take target's apply lock (robust: the lock of a killed holder is taken over)."""

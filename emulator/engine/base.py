@@ -1,13 +1,26 @@
 """The calls of a rank as both implementations share them: check, hand over, raise what went wrong."""
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from typing import NoReturn
 
+import numpy as np
+
 from emulator.engine import api
-from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Array, LogRef
+from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
 from emulator.engine.checks import Checks
-from emulator.engine.codes import LIMIT_PS, ROW_LIMIT, W_GET, W_OBSERVE, W_QUIET, W_READ, W_TEST
+from emulator.engine.codes import (
+    LIMIT_PS,
+    NOT_A_MEMBER,
+    RECORD_LIMIT,
+    ROW_LIMIT,
+    W_GET,
+    W_OBSERVE,
+    W_QUIET,
+    W_READ,
+    W_TEST,
+)
 from emulator.engine.config import check_config, link_class, wrap
 from emulator.engine.posts import Inbox, Posts
 from emulator.engine.reports import raise_fatal
@@ -28,6 +41,7 @@ class BaseEngine(Checks):
         self._open: dict[int, int] = {}  # channel -> slot of an exchange posted and not yet waited for
         self._finished = False
         self._channels = cfg.channels
+        self._groups: dict[int, int] = {}  # channel -> size of the group that I opened there
 
     # ---- calls
     def link_class(self, peer: int) -> int:
@@ -184,6 +198,7 @@ class BaseEngine(Checks):
         chain: Sequence[ChainStep] = (),
         offsets: Int32Array | None = None,
         tag: int = 0,
+        record_bytes: Int64Array | None = None,
     ) -> ExchangeResult:
         if (
             self._finished
@@ -198,6 +213,8 @@ class BaseEngine(Checks):
             self._amount("exchange", "record_ps", record_ps)
         if chain:
             self._explain_chain(chain)
+        if record_bytes is not None:
+            self._check_sizes("exchange", channel, record_bytes)
         code = self._exchange(
             channel, counts, offsets, row_bytes, meta_bytes, tag, pull_start_ps, record_ps, chain
         )
@@ -207,6 +224,11 @@ class BaseEngine(Checks):
 
     def refuse(self, code: int) -> NoReturn:
         """Raise for what the code of an exchange says."""
+        if code == NOT_A_MEMBER:
+            raise UsageError(
+                f"exchange: the channel is one of groups, and rank {self.rank} opened none there",
+                rank=self.rank,
+            )
         if code < 0:
             raise UsageError(f"exchange: counts[{-code - 1}] is negative, at least 0", rank=self.rank)
         self._raise(code)
@@ -219,8 +241,11 @@ class BaseEngine(Checks):
         meta_bytes: int,
         offsets: Int32Array | None = None,
         tag: int = 0,
+        record_bytes: Int64Array | None = None,
     ) -> None:
         self._explain_row("exchange_post", channel, row_bytes, meta_bytes)
+        if record_bytes is not None:
+            self._check_sizes("exchange_post", channel, record_bytes)
         code = self._exchange_post(channel, counts, offsets, row_bytes, meta_bytes, tag)
         if code:
             self.refuse(code)
@@ -234,6 +259,38 @@ class BaseEngine(Checks):
             raise UsageError(f"exchange_wait: no exchange is open on channel {channel}", rank=self.rank)
         self._end(self._exchange_wait(channel, self._open.pop(channel), pull_start_ps, record_ps))
         return self._exchanged()
+
+    def open_group(self, channel: int, members: Int32Array) -> None:
+        ranks = self._members_arg(channel, members)
+        n = self.num_ranks
+        whole = len(ranks) == n and bool((ranks == np.arange(n)).all())
+        check = 0 if whole else zlib.crc32(ranks.tobytes()) + 1
+        if not self._open_group(channel, ranks, check):
+            raise UsageError(
+                f"open_group: an exchange of channel {channel} is still under way; its ranks have to meet "
+                "elsewhere first",
+                rank=self.rank,
+            )
+        self._groups[channel] = len(ranks)
+
+    def _group_size(self, channel: int) -> int:
+        return self._groups.get(channel, self.num_ranks)
+
+    def _check_sizes(self, call: str, channel: int, sizes: Int64Array) -> None:
+        """Hand the sizes of a row's records over."""
+        g = self._group_size(channel)
+        if not isinstance(sizes, np.ndarray) or sizes.dtype != np.int64 or sizes.shape != (g,):
+            raise UsageError(
+                f"{call}: record_bytes must be int64 [{g}], one per rank, is "
+                f"{getattr(sizes, 'dtype', type(sizes).__name__)} {list(np.shape(sizes))}",
+                rank=self.rank,
+            )
+        bad = self._take_sizes(np.ascontiguousarray(sizes))
+        if bad:
+            raise UsageError(
+                f"{call}: record_bytes[{-bad - 1}] is {sizes[-bad - 1]}, must be 0 to {RECORD_LIMIT}",
+                rank=self.rank,
+            )
 
     # ---- the end
     def finish(self) -> None:

@@ -132,6 +132,36 @@ class Checks(Primitives):
                 f"{call}: channel {channel} has an open exchange, wait for it first", rank=self.rank
             )
 
+    def _members_arg(self, channel: int, members: Any) -> Int32Array:
+        """The members of a group, checked."""
+        self._alive("open_group")
+        self._choice("open_group", "channel", channel, range(self.config.channels))
+        given = np.asarray(members)
+        if given.ndim != 1 or not given.size or given.dtype.kind not in "iu":
+            raise UsageError(
+                f"open_group: members must be a row of ranks, is {given.dtype} {list(given.shape)}",
+                rank=self.rank,
+            )
+        outside = given[(given < 0) | (given >= self.num_ranks)]
+        if outside.size:
+            self._rank_arg("open_group", int(outside[0]))
+        ranks, counts = np.unique(given, return_counts=True)
+        if counts.max() > 1:
+            raise UsageError(
+                f"open_group: rank {ranks[counts.argmax()]} is there {counts.max()} times", rank=self.rank
+            )
+        if self.rank not in ranks:
+            raise UsageError(
+                f"open_group: rank {self.rank} opens a group it is not of; members of channel {channel}: "
+                f"{given.tolist()[:8]}{'...' if given.size > 8 else ''}",
+                rank=self.rank,
+            )
+        if channel in self._open:
+            raise UsageError(
+                f"open_group: channel {channel} has an open exchange, wait for it first", rank=self.rank
+            )
+        return np.ascontiguousarray(given, dtype=np.int32)
+
     def _explain_chain(self, chain: Sequence[ChainStep]) -> None:
         if len(chain) > self.config.chain_steps:
             raise UsageError(
@@ -200,9 +230,9 @@ class Checks(Primitives):
             into[:] = values
             return
         shape = np.shape(values)
-        if shape != (self.num_ranks,):
+        if shape != into.shape:
             raise UsageError(
-                f"exchange: {name} has shape {shape}, must be ({self.num_ranks},): one per rank",
+                f"exchange: {name} has shape {shape}, must be {into.shape}: one per rank",
                 rank=self.rank,
             )
         try:

@@ -27,7 +27,7 @@ COMPARISONS = ("==", "!=", ">", ">=", "<", "<=")
     FATAL_ABORT,
     FATAL_OPERATIONS,
 ) = range(8)
-FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM = range(8, 14)
+FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM, FATAL_GROUP = range(8, 15)
 OVERFLOWS = {
     FATAL_OPERATIONS: "too many operations under way at once",
     FATAL_NODES: "no room for pending events (raise node_bytes)",
@@ -35,7 +35,10 @@ OVERFLOWS = {
     FATAL_TRACE: "the trace ring is full and could not be written out",
     FATAL_REUSE: "an exchange was posted on a channel whose buffers are still in use",
     FATAL_INBOX: "the inbox of rank {rank} is full (raise inbox_entries, or let it take its records)",
+    FATAL_GROUP: "rank {rank} gave other members for a channel than the rest of its group",
     FATAL_STREAM: "rank {rank} used one stream towards two ranks",
 }
 LIMIT_PS = 1 << 60
 ROW_LIMIT = 1 << 31
+RECORD_LIMIT = 1 << 40
+NOT_A_MEMBER = -(1 << 30)  # an exchange on a channel of groups that I am in none of

@@ -38,6 +38,8 @@ def check_config(cfg: EngineConfig) -> None:
     for name in positive:
         if getattr(cfg, name) < 1:
             raise UsageError(f"{name} is {getattr(cfg, name)}, must be at least 1")
+    if cfg.channels > api.MAX_CHANNELS:
+        raise UsageError(f"channels is {cfg.channels}, at most {api.MAX_CHANNELS}")
     if cfg.poll_price_ps * cfg.poll_max_polls > LIMIT_PS:
         raise UsageError("poll_price_ps * poll_max_polls is more than 2**60 ps")
     if cfg.schedule_bytes < 0 or cfg.schedule_bytes % 64:

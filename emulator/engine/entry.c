@@ -208,7 +208,8 @@ local_t *sp_attach(core_t *c, i64 rank)
     l->ctx = (ctx_t){ c, -1, 0, calloc((size_t)c->cfg.n + 1, sizeof(i32)), -1, 0 };
     l->rows = calloc((size_t)c->cfg.n, 4 * sizeof(i32) + sizeof(i64));
     l->open = calloc((size_t)c->cfg.channels, 1);
-    if (!l->ctx.woken || !l->rows || !l->open) abort();
+    l->opened = calloc((size_t)c->cfg.channels, 1);
+    if (!l->ctx.woken || !l->rows || !l->open || !l->opened) abort();
     return l;
 }
 
@@ -218,6 +219,7 @@ void sp_detach(local_t *l)
     free(l->ctx.woken);
     free(l->rows);
     free(l->open);
+    free(l->opened);
     free(l);
 }
 

@@ -18,6 +18,8 @@ typedef struct {
     ctx_t ctx;
     i64 jitter_ppm, jitter_us;
     u64 jitter_state;
+    const i64 *sizes; /* of the records of the row I post next, or 0 */
+    uint8_t *opened;  /* by channel: I opened a group there */
 } local_t;
 
 /* One row of an exchange. in_place: counts and offsets are where sp_next_row says, and what comes is read there. */

@@ -59,11 +59,19 @@ void sp_conditions(local_t *l, i64 rank, i64 count, i64 *out)
     memcpy(out, AT(l->c, condition_t, l->c->conditions) + rank * l->c->cfg.conditions, (size_t)count * sizeof(condition_t));
 }
 
-i64 sp_missing(local_t *l, i64 slot, i32 *out) /* who has not posted */
+/* Who of the group that `rank` waits for in the slot has not posted; group: which exchange of it that is (from 1), and
+ * its size, 0 for all ranks. */
+i64 sp_missing(local_t *l, i64 slot, i64 rank, i32 *out, i64 *group)
 {
+    core_t *c = l->c;
+    group_t g = own_group(c, slot / 2, rank);
     i64 k = 0;
-    for (i64 p = 0; p < l->c->cfg.n; p++)
-        if (AT(l->c, i64, SLOT(l->c, slot)->start)[p] == INF) out[k++] = (i32)p;
+    group[0] = AT(c, i64, c->rounds)[rank * c->cfg.channels + slot / 2];
+    group[1] = g.ranks ? g.size : 0;
+    for (i64 j = 0; j < g.size; j++) {
+        i64 p = RANK_AT(&g, j);
+        if (AT(c, i64, SLOT(c, slot)->start)[p] == INF) out[k++] = (i32)p;
+    }
     return k;
 }
 

@@ -15,10 +15,15 @@ static void plan_slots(core_t *c, plan_t *p, slot_t *s)
     i64 n = c->cfg.n, *by_rank[] = { &s->start, &s->key, &s->meta, &s->row_bytes, &s->tag, &s->has_rows, &s->self,
                                      &s->low, &s->meta_end, &s->done_count, &s->records, &s->shift, &s->order };
     for (unsigned i = 0; i < sizeof by_rank / sizeof *by_rank; i++) *by_rank[i] = place(p, 8 * n);
+    s->rounds = place(p, n * (i64)sizeof(round_t));
+    s->leader = place(p, 4 * n);
+    s->place = place(p, 4 * n);
+    s->lagged = place(p, n);
     s->counts = place(p, 4 * n * n);
     s->offsets = place(p, 4 * n * n);
     s->received = place(p, 4 * n * n);
     s->done = place(p, n * n);
+    s->sent = place(p, n * n * (i64)sizeof(sent_t));
 }
 
 static void plan(core_t *c, slot_t *slots)
@@ -45,6 +50,11 @@ static void plan(core_t *c, slot_t *slots)
         slot_t dummy;
         plan_slots(c, &p, slots ? slots + s : &dummy);
     }
+    c->members = place(&p, k->channels * n * (i64)sizeof(member_t));
+    c->lists = place(&p, k->channels * n * n * 4);
+    c->list_sizes = place(&p, k->channels * n * 4);
+    c->list_checks = place(&p, k->channels * n * 8);
+    c->grouped = place(&p, k->channels * 4);
     c->num_ops = max64(65536, 512 * n);
     c->ops = place(&p, c->num_ops * (i64)sizeof(op_t));
     c->streams = place(&p, c->num_ops * (i64)sizeof(stream_t));

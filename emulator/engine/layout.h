@@ -24,8 +24,9 @@ typedef uint32_t u32;
 #define PORT_UNIT (3 * MAX_PLANES)
 #define NUM_PORTS (PORT_UNIT + NUM_UNITS)
 #define FOR_EVER 7 /* rnr_retries without end */
+#define MAX_CHANNELS 1024
 #define QUEUES 16 /* match queues of a rank, by context */
-#define SP_VERSION 10 /* of the functions native.py calls; change both together */
+#define SP_VERSION 12 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };
@@ -44,7 +45,8 @@ enum { W_NONE, W_WAIT, W_QUIET, W_GET, W_ATOMIC, W_READ, W_OBSERVE, W_TEST, W_PO
        W_SCHEDULE };
 enum { C_COMPUTE = 32, C_PUT, C_GET, C_FENCE, C_POST, C_FINISH, C_POSTED }; /* calls that do not block, for the digest */
 enum { FATAL_NONE, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_LOST, FATAL_DIRTY, FATAL_WALL, FATAL_ABORT, FATAL_OPERATIONS,
-       FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM };
+       FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM, FATAL_GROUP };
+enum { NOT_A_MEMBER = -(1 << 30) }; /* code of an exchange on a channel of groups that the caller opened none of */
 enum { PORT_EGRESS, PORT_INGRESS, PORT_LOCAL };
 enum { KIND_PUT, KIND_GET, KIND_META, KIND_PULL, KIND_SEND, KIND_WORD };
 enum { LOG_PUT = 1, LOG_SNAPSHOT, LOG_RMW, LOG_DROP };
@@ -119,14 +121,27 @@ typedef struct {
     i64 log_head, log_tail;
 } __attribute__((aligned(64))) rank_t;
 
+/* One exchange under way: of all ranks, or of a group, whose least rank + 1 is its leader (0: all ranks). */
 typedef struct {
-    i64 posted, taken, rowers, active, even; /* even: all rows so far have the same meta_bytes */
+    i64 posted, taken, rowers, active, check;
+    i64 even;   /* all rows so far have the same meta_bytes, and none has sizes */
+    i64 lagged; /* how many rows say of each target how large its record is and when it leaves */
+} round_t;
+typedef struct { i64 lag, bytes; } sent_t;            /* of one record: when it leaves after the first, its size */
+typedef struct { i32 leader, place; i64 check; } member_t; /* which group of a channel a rank opened */
+
+typedef struct {
+    i64 live;                                      /* exchanges under way in this slot: disjoint groups */
     i64 start, key, meta, row_bytes, tag, has_rows, self; /* offsets of i64[n], by source */
     i64 low, meta_end, done_count, records;               /* offsets of i64[n], by target */
     i64 shift, order;                                     /* of a complete even exchange: i64[n], i64[n] */
-    i64 received;                                         /* offset of i32[n][n], target major */
-    i64 counts, offsets;                                  /* offsets of i32[n][n], source major */
-    i64 done;                                             /* offset of u8[n][n], target major */
+    i64 rounds;                                           /* offset of round_t[n], by leader's rank */
+    i64 leader, place;                                    /* offsets of i32[n]: by rank, of the exchange there */
+    i64 lagged;                                           /* offset of u8[n], by source */
+    i64 received;                                         /* offset of i32[n][n], target major, by place */
+    i64 counts, offsets;                                  /* offsets of i32[n][n], source major, by place */
+    i64 done;                                             /* offset of u8[n][n], target major, by place */
+    i64 sent;                                             /* offset of sent_t[n][n], source major, by place */
 } slot_t;
 
 typedef struct {
@@ -141,12 +156,16 @@ typedef struct {
     i64 trace_head, trace_tail;
     i64 idle, stale, epoch; /* sends retried for ever; of these refused since the last news; news so far */
     char reason[256];
+    i64 members, lists, list_sizes, list_checks; /* by channel: member_t[n]; by leader's rank: i32[n], i32, i64 */
+    i64 grouped;                                 /* by channel: i32 */
+    u64 live_slots[(2 * MAX_CHANNELS + 63) / 64]; /* with an exchange under way */
     i64 programs; /* of schedules: offset of schedule_bytes by rank */
 } core_t;
 
 #define AT(c, type, offset) ((type *)((char *)(c) + (offset)))
 #define RANK(c, p) (AT(c, rank_t, (c)->ranks) + (p))
 #define SLOT(c, s) (AT(c, slot_t, (c)->slots) + (s))
+#define MEMBER(c, channel, p) (AT(c, member_t, (c)->members) + (channel) * (c)->cfg.n + (p))
 #define OP(c, i) (AT(c, op_t, (c)->ops) + (i))
 #define CLASS(c, p, q) (AT(c, uint8_t, (c)->classes)[(p) * (c)->cfg.n + (q)])
 #define STREAM(c, i) (AT(c, stream_t, (c)->streams) + (i))
@@ -219,6 +238,32 @@ void sp_pull(ctx_t *x, i64 p, const node_t *e);
 void sp_pull_in(ctx_t *x, i64 p, const node_t *e);
 void sp_start_pull(ctx_t *x, i64 p, i64 base);
 i64 sp_open_slot(core_t *c, i64 p, i64 channel);
+
+/* Ranks of an exchange in order; ranks is 0 for all of them. */
+typedef struct { const i32 *ranks; i64 size, me, leader; } group_t;
+
+static inline group_t group_of(const core_t *c, i64 channel, i64 p, i64 leader, i64 place)
+{
+    i64 n = c->cfg.n;
+    if (!leader) return (group_t){ 0, n, p, 0 };
+    i64 at = channel * n + leader - 1;
+    return (group_t){ AT(c, i32, c->lists) + at * n, AT(c, i32, c->list_sizes)[at], place, leader };
+}
+static inline group_t own_group(const core_t *c, i64 channel, i64 p) /* that p opened */
+{
+    const member_t *m = MEMBER(c, channel, p);
+    return group_of(c, channel, p, m->leader, m->place);
+}
+static inline group_t group_at(const core_t *c, i64 slot, i64 p) /* whose records reach p */
+{
+    const slot_t *s = SLOT(c, slot);
+    return group_of(c, slot / 2, p, AT(c, i32, s->leader)[p], AT(c, i32, s->place)[p]);
+}
+static inline round_t *round_of(core_t *c, i64 slot, const group_t *g)
+{
+    return AT(c, round_t, SLOT(c, slot)->rounds) + (g->leader ? g->leader - 1 : 0);
+}
+#define RANK_AT(g, j) ((g)->ranks ? (g)->ranks[j] : (j))
 void sp_flush_trace(core_t *c, int fd);
 void sp_fail(core_t *c, i64 code, i64 rank);
 void sp_mark(ctx_t *x, i64 p);

@@ -174,10 +174,12 @@ class NativeEngine(BaseEngine):
         record_ps: int,
         steps: int,
     ) -> None:
-        if counts is not None:
-            self._copy_row("counts", counts, self._rows_in[0])
-        if offsets is not None:
-            self._copy_row("offsets", offsets, self._rows_in[1])
+        if counts is not None or offsets is not None:
+            rows_in = self._rows_in[:, : self._groups[channel]] if channel in self._groups else self._rows_in
+            if counts is not None:
+                self._copy_row("counts", counts, rows_in[0])
+            if offsets is not None:
+                self._copy_row("offsets", offsets, rows_in[1])
         rows = int(counts is not None), int(offsets is not None)
         numbers = [channel, row_bytes, meta_bytes, tag, pull_start_ps, record_ps, steps, *rows]
         self._local[6:15] = numbers  # type: ignore[assignment]
@@ -194,13 +196,21 @@ class NativeEngine(BaseEngine):
         self._arguments(channel, counts, offsets, row_bytes, meta_bytes, tag, 0, 0, 0)
         return int(self._lib.sp_exchange_post(self._me))
 
+    def _take_sizes(self, sizes: Int64Array) -> int:
+        self._sizes = sizes  # looked at when the row is posted
+        return int(self._lib.sp_set_sizes(self._me, sizes.ctypes.data, len(sizes)))
+
+    def _open_group(self, channel: int, members: Int32Array, check: int) -> int:
+        return int(self._lib.sp_open_group(self._me, channel, members.ctypes.data, len(members), check))
+
     def _exchange_wait(self, channel: int, slot: int, pull_start_ps: int, record_ps: int) -> int:
         return int(self._lib.sp_exchange_wait(self._me, channel, slot, pull_start_ps, record_ps))
 
     def _exchanged(self) -> ExchangeResult:
         n, rows = self.num_ranks, self._rows_out.copy()
-        now, result, _, records, _, _ = self._local[:6]
-        return ExchangeResult(result, now, records, rows[:n], rows[n:], self._tags_out.copy())
+        now, result, _, records, slot, _ = self._local[:6]
+        g = self._groups.get(slot // 2, n)
+        return ExchangeResult(result, now, records, rows[:g], rows[n : n + g], self._tags_out[:g].copy())
 
     # ---- apply logs
     def log_lock(self, target: int) -> None:
@@ -272,11 +282,14 @@ class NativeEngine(BaseEngine):
             conditions = np.empty((row[7] if row[1] in (W_WAIT, W_SCHEDULE) else 0, 3), dtype=np.int64)
             if conditions.size:
                 self._lib.sp_conditions(self._me, rank, len(conditions), conditions.ctypes.data)
-            missing = np.empty(self.num_ranks, dtype=np.int32)
-            k = self._lib.sp_missing(self._me, row[6], missing.ctypes.data) if row[1] == W_EXCHANGE else 0
+            missing, group = np.empty(self.num_ranks, dtype=np.int32), np.zeros(2, dtype=np.int64)
+            k = 0
+            if row[1] == W_EXCHANGE:
+                k = self._lib.sp_missing(self._me, row[6], rank, missing.ctypes.data, group.ctypes.data)
             args = (row[2], row[3], row[4])
             facts = args, row[5], conditions.tolist(), bool(row[8]), missing[:k].tolist()
-            waiters.append(make_waiter(rank, row[1], *facts, inbox_word=self.inbox_word))
+            which: Any = tuple(group.tolist()) if group[1] else None
+            waiters.append(make_waiter(rank, row[1], *facts, inbox_word=self.inbox_word, group=which))
         return waiters
 
     def statistics(self) -> Statistics:

@@ -10,7 +10,7 @@ from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
 from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 10
+VERSION = 12
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),
@@ -28,6 +28,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_flush": (INT, [POINTER]),
     "sp_exchange": (INT, [POINTER, POINTER]),
     "sp_exchange_post": (INT, [POINTER]),
+    "sp_set_sizes": (I64, [POINTER, POINTER, I64]),
+    "sp_open_group": (I64, [POINTER, I64, POINTER, I64, I64]),
     "sp_exchange_wait": (INT, [POINTER, I64, I64, I64, I64]),
     "sp_finish": (INT, [POINTER]),
     "sp_mark_dead": (INT, [POINTER, I64]),
@@ -40,7 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_ranks": (None, [POINTER, POINTER]),
     "sp_bytes_by_class": (None, [POINTER, POINTER]),
     "sp_conditions": (None, [POINTER, I64, I64, POINTER]),
-    "sp_missing": (I64, [POINTER, I64, POINTER]),
+    "sp_missing": (I64, [POINTER, I64, I64, POINTER, POINTER]),
     "sp_hashes": (I64, [POINTER, I64, POINTER]),
     "sp_busy": (None, [POINTER, POINTER]),
     "sp_post": (I64, [POINTER, POINTER, I64, I64]),

@@ -93,6 +93,15 @@ class Primitives(ABC):
     ) -> int: ...
 
     @abstractmethod
+    def _take_sizes(self, sizes: Int64Array) -> int:
+        """Keep the sizes for the row I post next (the array stays mine until then); minus (the index of the
+        first bad one + 1), or 0."""
+
+    @abstractmethod
+    def _open_group(self, channel: int, members: Int32Array, check: int) -> int:
+        """1, or 0 while an older exchange of the channel is under way."""
+
+    @abstractmethod
     def _exchange_wait(self, channel: int, slot: int, pull_start_ps: int, record_ps: int) -> int: ...
 
     @abstractmethod

@@ -28,6 +28,7 @@ static void end_exchange(ctx_t *x, i64 p, i64 t, int rows)
     slot_t *s = SLOT(c, i);
     AT(c, i64, s->meta)[p] = k->meta;
     AT(c, i64, s->has_rows)[p] = AT(c, i64, s->row_bytes)[p] = AT(c, i64, s->tag)[p] = 0;
+    AT(c, uint8_t, s->lagged)[p] = 0;
     AT(c, i64, s->records)[p] = INF;
     r->slot = i;
     r->pull_start = k->pull_start;
@@ -43,18 +44,20 @@ void sp_start_pull(ctx_t *x, i64 p, i64 base)
     core_t *c = x->c;
     rank_t *r = RANK(c, p);
     slot_t *s = SLOT(c, r->slot);
+    group_t g = own_group(c, r->slot / 2, p);
     i64 n = c->cfg.n, *row_bytes = AT(c, i64, s->row_bytes), *has_rows = AT(c, i64, s->has_rows);
     i32 *counts = AT(c, i32, s->counts), *received = AT(c, i32, s->received) + p * n;
-    i64 found = 0, q = p;
-    memset(received, 0, (size_t)n * 4);
+    i64 found = 0, z = g.me, rowers = round_of(c, r->slot, &g)->rowers;
+    memset(received, 0, (size_t)g.size * 4);
     r->records = AT(c, i64, s->records)[p];
     r->last = base + r->pull_start;
-    for (i64 j = 1; s->rowers && j <= n; j++) {
-        q = q + 1 < n ? q + 1 : 0;
-        if (!has_rows[q] || counts[q * n + p] <= 0) continue;
-        received[q] = counts[q * n + p];
+    for (i64 j = 1; rowers && j <= g.size; j++) {
+        z = z + 1 < g.size ? z + 1 : 0;
+        i64 q = RANK_AT(&g, z);
+        if (!has_rows[q] || counts[q * n + g.me] <= 0) continue;
+        i32 count = received[z] = counts[q * n + g.me];
         i64 t = r->last + found * r->record + c->cfg.request[CLASS(c, p, q)];
-        push(x, q, max64(t, base + 1), key_of(p, r->exchange_seq, ++found, S_PULL), received[q] * row_bytes[q], p, 0);
+        push(x, q, max64(t, base + 1), key_of(p, r->exchange_seq, ++found, S_PULL), count * row_bytes[q], p, 0);
     }
     r->remaining = found;
     if (!found) end_exchange(x, p, r->last, 0);

@@ -8,6 +8,7 @@ from emulator.engine.codes import (
     FATAL_ABORT,
     FATAL_DEADLOCK,
     FATAL_DIRTY,
+    FATAL_GROUP,
     FATAL_LIVELOCK,
     FATAL_LOST,
     FATAL_WALL,
@@ -23,7 +24,7 @@ from emulator.engine.codes import (
     W_WAIT,
 )
 from emulator.engine.primitives import Primitives, Waiter
-from emulator.errors import DeadlockError, InternalError, RankLostError, WallDeadlineError
+from emulator.errors import DeadlockError, InternalError, RankLostError, UsageError, WallDeadlineError
 
 
 def raise_fatal(engine: Primitives, code: int) -> NoReturn:
@@ -31,6 +32,8 @@ def raise_fatal(engine: Primitives, code: int) -> NoReturn:
     culprit = engine._culprit()
     if code == FATAL_ABORT:
         raise InternalError(f"rank {culprit} ended the run: {engine._reason()}", rank=engine.rank)
+    if code == FATAL_GROUP:
+        raise UsageError(OVERFLOWS[code].format(rank=culprit), rank=culprit)
     if code in OVERFLOWS:
         raise InternalError(OVERFLOWS[code].format(rank=culprit), rank=culprit)
     if code == FATAL_DIRTY:
@@ -89,8 +92,10 @@ def make_waiter(
     any_: bool,
     missing: Any,
     inbox_word: int = -1,
+    group: tuple[int, int] | None = None,
 ) -> Waiter:
-    """Say what a blocked rank waits for. missing: ranks that have not posted its exchange."""
+    """Say what a blocked rank waits for. missing: ranks that have not posted its exchange; group: which
+    exchange of its group that is (from 1), and how many ranks the group has."""
     a, b, c = args
 
     def word(number: int) -> str:
@@ -102,7 +107,7 @@ def make_waiter(
         W_READ: f"({word(a)})",
         W_TEST: f"({word(a)} {COMPARISONS[b % 6]} {c})",
         W_POLL: f"({word(a)} {COMPARISONS[b % 6]} {c})",
-        W_EXCHANGE: f"(channel {a})",
+        W_EXCHANGE: f" {group[0]} of channel {a} of {group[1]} ranks" if group else f"(channel {a})",
     }.get(wait, "")
     if wait in (W_WAIT, W_SCHEDULE):
         joint = " or " if any_ else " and "

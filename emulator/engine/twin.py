@@ -16,10 +16,14 @@ from emulator.engine.api import (
     EngineConfig,
     ExchangeResult,
     Int32Array,
+    Int64Array,
     LogRef,
 )
 from emulator.engine.codes import (
     FATAL_REUSE,
+    FATAL_WALL,
+    NOT_A_MEMBER,
+    RECORD_LIMIT,
     W_ATOMIC,
     W_EXCHANGE,
     W_SCHEDULE,
@@ -32,7 +36,7 @@ from emulator.engine.twin_entry import mutexes
 from emulator.engine.twin_events import S_ROW, Op, Post, key_of, of_post
 from emulator.engine.twin_hash import fold
 from emulator.engine.twin_inspect import TwinInspect
-from emulator.engine.twin_memory import INF, Memory
+from emulator.engine.twin_memory import INF, Memory, Row
 from emulator.engine.twin_schedule import put_of
 
 __all__ = ["TwinEngine", "attach", "engine_bytes", "engine_create"]
@@ -60,6 +64,8 @@ def attach(buf: Any, cfg: EngineConfig, rank: int) -> "TwinEngine":
 
 class TwinEngine(TwinInspect):
     """`api.Engine` in Python."""
+
+    _sizes: Int64Array | None = None  # of the records of the row I post next
 
     def _begin(self) -> None:
         self._now += self.config.call_price_ps
@@ -229,13 +235,23 @@ class TwinEngine(TwinInspect):
         return code
 
     # ---- exchanges
-    def _post_row(
-        self, channel: int, counts: Any, offsets: Any, row_bytes: int, meta_bytes: int, tag: int
-    ) -> int:
+    def _take_sizes(self, sizes: Int64Array) -> int:
+        bad = np.flatnonzero((sizes < 0) | (sizes > RECORD_LIMIT))
+        self._sizes = None if len(bad) else sizes.copy()
+        return -int(bad[0]) - 1 if len(bad) else 0
+
+    def _open_group(self, channel: int, members: Int32Array, check: int) -> int:
+        if not self._acquire():
+            self._raise(FATAL_WALL)
+        formed = self._memory.form(channel, self.rank, members, check)
+        self._release()
+        return int(formed)
+
+    def _post_row(self, channel: int, row: Row) -> int:
         slot = self._memory.open_slot(self.rank, channel)
         if slot < 0:
             return FATAL_REUSE
-        self._memory.write_row(slot, self.rank, counts, offsets, row_bytes, meta_bytes, tag)
+        self._memory.write_row(slot, self.rank, row)
         self._posts.append((self.rank, self._now, key_of(self.rank, self._seq, 0, S_ROW), self.rank, slot))
         self._slot = slot
         return 0
@@ -262,11 +278,11 @@ class TwinEngine(TwinInspect):
         record_ps: int,
         chain: Sequence[ChainStep],
     ) -> int:
-        rows, where = self._rows(counts, offsets)
-        if rows is not None and int(rows.min()) < 0:
-            return -int((rows < 0).argmax()) - 1
+        row = self._row(channel, counts, offsets, row_bytes, meta_bytes, tag)
+        if isinstance(row, int):
+            return row
         self._begin()
-        code = self._post_row(channel, rows, where, row_bytes, meta_bytes, wrap(tag))
+        code = self._post_row(channel, row)
         if code:
             return code
         if chain:
@@ -282,21 +298,29 @@ class TwinEngine(TwinInspect):
         meta_bytes: int,
         tag: int,
     ) -> int:
-        rows, where = self._rows(counts, offsets)
-        if rows is not None and int(rows.min()) < 0:
-            return -int((rows < 0).argmax()) - 1
+        row = self._row(channel, counts, offsets, row_bytes, meta_bytes, tag)
+        if isinstance(row, int):
+            return row
         self._begin()
         self._note(C_POST, self._now, channel, row_bytes, meta_bytes)
-        return self._post_row(channel, rows, where, row_bytes, meta_bytes, wrap(tag))
+        return self._post_row(channel, row)
 
-    def _rows(self, counts: Any, offsets: Any) -> tuple[Int32Array | None, Int32Array | None]:
+    def _row(
+        self, channel: int, counts: Any, offsets: Any, row_bytes: int, meta_bytes: int, tag: int
+    ) -> Row | int:
+        """What I bring, copied, or the code of what is wrong with it."""
+        sizes, self._sizes = self._sizes, None
         made: list[Int32Array | None] = []
         for name, values in (("counts", counts), ("offsets", offsets)):
-            row = None if values is None else np.empty(self.num_ranks, dtype=np.int32)
+            row = None if values is None else np.empty(self._group_size(channel), dtype=np.int32)
             if row is not None:
                 self._copy_row(name, values, row)
             made.append(row)
-        return made[0], made[1]
+        if made[0] is not None and int(made[0].min()) < 0:
+            return -int((made[0] < 0).argmax()) - 1
+        if self._memory.grouped[channel] and channel not in self._groups:
+            return NOT_A_MEMBER
+        return Row(made[0], made[1], row_bytes, meta_bytes, wrap(tag), sizes)
 
     def _exchange_wait(self, channel: int, slot: int, pull_start_ps: int, record_ps: int) -> int:
         self._begin()
@@ -304,6 +328,7 @@ class TwinEngine(TwinInspect):
 
     def _exchanged(self) -> ExchangeResult:
         m, s, r = self._memory, self._slot, self.rank
-        counts, offsets, tags = m.counts[s][:, r].copy(), m.offsets[s][:, r].copy(), m.tags[s].copy()
+        ranks, me = m.group(s // 2, r), m.own_place(s // 2, r)
+        counts, offsets, tags = m.counts[s][ranks, me], m.offsets[s][ranks, me], m.tags[s][ranks]
         offsets[counts == 0] = 0
         return ExchangeResult(self._result, self._now, self._records, counts, offsets, tags)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from emulator.engine import api
-from emulator.engine.codes import BLOCKED, FATAL_REUSE, W_EXCHANGE
+from emulator.engine.codes import BLOCKED, FATAL_GROUP, FATAL_REUSE, W_EXCHANGE
 from emulator.engine.twin_events import S_BULK, S_INGRESS, S_PULL, S_PULL_IN, S_ROW, key_of, occupy_ps, staged
 from emulator.engine.twin_hash import fold_all
-from emulator.engine.twin_memory import INF
+from emulator.engine.twin_memory import INF, Row
 from emulator.engine.twin_waits import Waits
 
 
@@ -21,38 +21,56 @@ class Exchanges(Waits):
 
     def row(self, t: int, key: int, p: int, slot: int) -> None:
         """p's metadata records leave, one after the other, as one reservation."""
-        m, cfg, n = self.m, self.cfg, self.n
-        meta = int(m.meta[slot][p])
-        ser = np.array([occupy_ps(meta, b) for b in cfg.write_bytes_per_s], dtype=np.int64)
-        m.sers[slot][p] = ser
+        m, cfg = self.m, self.cfg
+        if not m.enter_round(slot, p):
+            self.fail(FATAL_GROUP, p)
+            return
+        ranks, me, i = m.members(slot, p), m.place_at(slot, p), m.round_of(slot, p)
+        g = len(ranks)
+        if not m.has_sizes[slot][p]:
+            m.sizes[slot][p, :g] = m.meta[slot][p]
         start = max(t, m.free[api.PORT_EGRESS][p])
         m.keys[slot][p], m.posted_at[slot][p] = key, start
-        if n > 1:
-            arrivals = m.arrivals_of(slot, p)
-            np.minimum(m.low[slot], arrivals, out=m.low[slot])
-            classes = np.bincount(m.classes[p], minlength=4)
-            classes[0] = 0
-            total = int(classes @ ser)
-            self.serve(p, api.PORT_EGRESS, api.KIND_META, -1, t, key, meta * (n - 1), total)
-            for k in range(1, 4):
-                m.bytes[k][p] += int(classes[k]) * meta
-        own = self.serve(p, api.PORT_LOCAL, api.KIND_META, p, t, key, meta, int(ser[0]))
-        m.bytes[0][p] += meta
-        m.self_at[slot][p] = own + int(ser[0]) + cfg.put_latency_ps[0]
-        if not m.posted[slot]:
-            m.rowers[slot] = 0
-        m.rowers[slot] += int(m.has_rows[slot][p])
-        m.posted[slot] += 1
-        if m.posted[slot] == n:
-            self.complete(slot)
+        sizes, kinds = m.sizes[slot][p, :g].tolist(), m.classes[p, ranks].tolist()
+        if g > 1:
+            total = self.depart(slot, p, start, ranks, np.roll(np.arange(g), -me - 1)[:-1])
+            others = sum(sizes) - sizes[me]
+            self.serve(p, api.PORT_EGRESS, api.KIND_META, -1, t, key, others, total)
+        ser = occupy_ps(sizes[me], cfg.write_bytes_per_s[0])
+        own = self.serve(p, api.PORT_LOCAL, api.KIND_META, p, t, key, sizes[me], ser)
+        for k, nbytes in zip(kinds, sizes, strict=True):
+            m.bytes[k][p] += nbytes
+        m.self_at[slot][p] = own + ser + cfg.put_latency_ps[0]
+        m.rowers[i] += int(m.has_rows[slot][p])
+        m.posted[i] += 1
+        if m.posted[i] == g:
+            self.complete(slot, p)
 
-    def complete(self, slot: int) -> None:
+    def depart(self, slot: int, p: int, start: int, ranks: Any, order: Any) -> int:
+        """When p's records leave and arrive, targets in `order` (places); returns how long they take."""
+        m, cfg = self.m, self.cfg
+        kinds = m.classes[p, ranks[order]]
+        sers = self.occupied(m.sizes[slot][p, order], kinds)
+        ends = np.cumsum(sers)
+        m.lag[slot][p, order] = ends - sers
+        arrivals = start + ends - sers + np.asarray(cfg.put_latency_ps)[kinds]
+        m.low[slot][ranks[order]] = np.minimum(m.low[slot][ranks[order]], arrivals)
+        return int(ends[-1])
+
+    def occupied(self, sizes: Any, kinds: Any) -> Any:
+        """How long records occupy a port."""
+        bandwidth = self.cfg.write_bytes_per_s
+        pairs = zip(sizes.tolist(), kinds.tolist(), strict=True)
+        return np.array([occupy_ps(nbytes, bandwidth[k]) for nbytes, k in pairs], dtype=np.int64)
+
+    def complete(self, slot: int, member: int) -> None:
         """Everybody has posted: one event per target at its last arrival."""
         m = self.m
-        keys = staged_all(m.keys[slot], S_INGRESS)
-        for p in range(self.n):
+        ranks = m.members(slot, member)
+        keys = staged_all(m.keys[slot][ranks], S_INGRESS)
+        for i, p in enumerate(ranks.tolist()):
             at = m.arrivals_at(slot, p)
-            at[p] = m.self_at[slot][p]
+            at[i] = m.self_at[slot][p]
             last = int(at.max())
             key = int(keys[at == last].max())
             self.push(p, last, staged(key, S_BULK), p, slot)
@@ -60,37 +78,37 @@ class Exchanges(Waits):
     def settle_rows(self, p: int, t: int, key: int) -> None:
         """Serve the records that reached p's ingress before (t, key), in key order."""
         m = self.m
-        found = [(s, self.arrived(s, p, t, key)) for s in self.slots_reaching(p, t)]
-        found = [(s, q) for s, q in found if len(q)]
+        found = [(s, *self.arrived(s, p, t, key)) for s in self.slots_reaching(p, t)]
+        found = [row for row in found if len(row[1])]
         if not found:
             return
-        slot = np.concatenate([np.full(len(q), s) for s, q in found])
-        source = np.concatenate([q for _, q in found])
-        at = np.concatenate([m.arrivals_at(s, p)[q] for s, q in found])
-        keys = np.concatenate([staged_all(m.keys[s], S_INGRESS)[q] for s, q in found])
-        ser = np.concatenate([m.sers[s][q, m.classes[p, q]] for s, q in found])
-        meta = np.concatenate([m.meta[s][q] for s, q in found])
+        slot = np.concatenate([np.full(len(q), s) for s, q, _ in found])
+        source = np.concatenate([q for _, q, _ in found])
+        at = np.concatenate([at for _, _, at in found])
+        keys = np.concatenate([staged_all(m.keys[s], S_INGRESS)[q] for s, q, _ in found])
+        sizes = np.concatenate([m.sizes[s][q, m.place_at(s, p)] for s, q, _ in found])
+        ser = self.occupied(sizes, m.classes[p, source])
         order = np.lexsort((keys, at))
-        self.serve_rows(p, slot[order], source[order], at[order], keys[order], ser[order], meta[order])
+        self.serve_rows(p, slot[order], source[order], at[order], keys[order], ser[order], sizes[order])
 
     def slots_reaching(self, p: int, t: int) -> list[int]:
         """Exchanges with a record that reaches p's ingress up to t."""
-        m = self.m
-        return [s for s in range(2 * self.cfg.channels) if m.posted[s] and m.low[s][p] <= t]
+        return [s for s in range(2 * self.cfg.channels) if self.m.low[s][p] <= t]
 
-    def arrived(self, slot: int, p: int, t: int, key: int) -> Any:
-        """Sources of the slot's records that reached p before (t, key) and are not served; marks them
-        served."""
+    def arrived(self, slot: int, p: int, t: int, key: int) -> tuple[Any, Any]:
+        """(sources, arrivals) of the slot's records that reached p before (t, key) and are not served; marks
+        them served."""
         m = self.m
-        at = m.arrivals_at(slot, p)
-        waiting = (m.posted_at[slot] < INF) & ~m.served[slot][p]
-        waiting[p] = False
-        before = self.before(at, staged_all(m.keys[slot], S_INGRESS), t, key)
+        ranks, at = m.members(slot, p), m.arrivals_at(slot, p)
+        g = len(ranks)
+        waiting = (m.posted_at[slot][ranks] < INF) & ~m.served[slot][p, :g]
+        waiting[m.place_at(slot, p)] = False
+        before = self.before(at, staged_all(m.keys[slot][ranks], S_INGRESS), t, key)
         chosen = np.flatnonzero(waiting & before)
-        m.served[slot][p][chosen] = True
+        m.served[slot][p, chosen] = True
         left = waiting & ~before
         m.low[slot][p] = int(at[left].min()) if left.any() else INF
-        return chosen
+        return ranks[chosen], at[chosen]
 
     def before(self, at: Any, keys: Any, t: int, key: int) -> Any:
         return (at < t) | ((at == t) & (keys < key))
@@ -120,9 +138,10 @@ class Exchanges(Waits):
         self.settle_rows(p, t, key)
         records = max(int(m.meta_end[slot][p]), int(m.self_at[slot][p]))
         m.records_at[slot][p] = records
-        m.taken[slot] += 1
-        if m.taken[slot] == self.n:
-            m.close_slot(slot)
+        i = m.round_of(slot, p)
+        m.taken[i] += 1
+        if m.taken[i] == len(m.members(slot, p)):
+            m.close_round(slot, p)
         if m.state[p] == BLOCKED and m.wait[p] == W_EXCHANGE and m.armed[p] and m.slot[p] == slot:
             self.start_pull(p, max(records, m.clock[p]))
 
@@ -132,9 +151,11 @@ class Exchanges(Waits):
         m.records[p] = int(m.records_at[slot][p])
         first = m.last[p] = base + m.pull_start[p]
         found = 0
-        if m.rowers[slot]:
-            order = (p + 1 + np.arange(self.n)) % self.n
-            rows = np.where(m.has_rows[slot], m.counts[slot][:, p], 0)
+        if m.rowers[m.own_round(slot, p)]:
+            ranks = m.group(slot // 2, p)
+            me = m.own_place(slot // 2, p)
+            order = np.roll(ranks, -me - 1)
+            rows = np.where(m.has_rows[slot], m.counts[slot][:, me], 0)
             for q in order[rows[order] > 0].tolist():
                 request = self.cfg.request_latency_ps[m.link(p, q)]
                 t = max(first + found * m.record[p] + request, base + 1)
@@ -179,7 +200,7 @@ class Exchanges(Waits):
         if slot < 0:
             self.fail(FATAL_REUSE, p)
             return
-        m.write_row(slot, p, None, None, 0, meta, 0)
+        m.write_row(slot, p, Row(None, None, 0, meta, 0, None))
         m.slot[p], m.pull_start[p], m.record[p] = slot, pull_start, record
         m.exchange_seq[p] += 1
         m.clock[p] = t + self.cfg.call_price_ps + compute

@@ -99,13 +99,18 @@ class TwinInspect(TwinEntry):
             if m.state[p] != BLOCKED:
                 continue
             missing: list[int] = []
+            group: tuple[int, int] | None = None
             if m.wait[p] == W_EXCHANGE:
-                missing = np.flatnonzero(m.posted_at[m.slot[p]] == INF).tolist()
+                channel = m.slot[p] // 2
+                ranks = m.group(channel, p)
+                missing = sorted(ranks[m.posted_at[m.slot[p]][ranks] == INF].tolist())
+                if m.leader[channel * m.n + p]:
+                    group = m.rounds[p * self.config.channels + channel], len(ranks)
             conditions = m.conditions_of(p) if m.wait[p] in (W_WAIT, W_SCHEDULE) else []
             step = m.first_step[p] + m.step_at[p]
             args = (step if m.wait[p] == W_SCHEDULE else m.a[p], m.b[p], m.c[p])
             what = (p, m.wait[p], args, m.since[p], conditions, bool(m.any[p]), missing)
-            waiters.append(make_waiter(*what, inbox_word=self.inbox_word))
+            waiters.append(make_waiter(*what, inbox_word=self.inbox_word, group=group))
         return waiters
 
     def statistics(self) -> Statistics:

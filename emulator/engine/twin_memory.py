@@ -6,7 +6,7 @@ Scalars are read through memoryviews, which are faster than NumPy for one elemen
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,17 @@ COLUMNS = (
 )
 
 
+class Row(NamedTuple):
+    """What a rank brings to an exchange; arrays by place in the group, or None."""
+
+    counts: Any
+    offsets: Any
+    row_bytes: int
+    meta_bytes: int
+    tag: int
+    sizes: Any
+
+
 class Memory:
     """Views over the buffer. `size` is what it needs; pass buf=None to plan only."""
 
@@ -45,8 +56,11 @@ class Memory:
         self.hash = [[self._column(n) for _ in range(2)] for _ in range(NUM_PORTS)]
         self.bytes = [self._column(n) for _ in range(4)]
         self.words = self._column(n * (cfg.words_per_rank + 1))  # the last counts inbox records
-        self.posted, self.taken, self.rowers = (self._column(slots) for _ in range(3))
-        self.rounds = self._column(n * cfg.channels)
+        self.posted, self.taken, self.rowers, self.round_check = (self._column(slots * n) for _ in range(4))
+        self.rounds, self.leader, self.list_size, self.list_check, self.group_check = (
+            self._column(n * cfg.channels) for _ in range(5)
+        )
+        self.grouped = self._column(cfg.channels)
         self._place_arrays(n, slots)
         self.blob_size = (cfg.node_bytes or max(1 << 24, 256 * n * (n + 64))) // 2
         self.blob = self._array(np.uint8, 2, self.blob_size)
@@ -74,11 +88,13 @@ class Memory:
         self.posted_at, self.keys, self.meta, self.row_bytes = (self._array(i8, slots, n) for _ in range(4))
         self.tags, self.has_rows, self.self_at = (self._array(i8, slots, n) for _ in range(3))
         self.low, self.meta_end, self.records_at = (self._array(i8, slots, n) for _ in range(3))
-        self.sers = self._array(i8, slots, n, 4)
+        self.has_sizes = self._array(np.bool_, slots, n)
+        self.sizes, self.lag = (self._array(i8, slots, n, n) for _ in range(2))  # [source, place of target]
+        self.lists = self._array(np.int32, cfg.channels, n, n)  # [leader, place]: a group's ranks
+        self.group_of, self.place = (self._array(np.int32, slots, n) for _ in range(2))  # of the round there
         self.counts, self.offsets = (self._array(np.int32, slots, n, n) for _ in range(2))
         self.served = self._array(np.bool_, slots, n, n)
         self.classes = self._array(np.uint8, n, n)
-        self.ahead = self._array(np.int32, 4, n, n)  # [class, target, source]
         self.conditions = self._array(i8, n, cfg.conditions, 3)
         self.chains = self._array(i8, n, cfg.chain_steps, 5)
         self.logs = self._array(api.LOG_DTYPE, n, cfg.log_entries)
@@ -94,13 +110,6 @@ class Memory:
         chips, nodes = ranks // cfg.dies_per_chip, ranks // cfg.dies_per_node
         shared = np.eye(n, dtype=int) + (chips[:, None] == chips) + (nodes[:, None] == nodes)
         self.classes[:] = 3 - shared
-        order = (ranks[:, None] + 1 + ranks) % n  # [source, position] -> target
-        in_order = np.take_along_axis(self.classes, order, axis=1)
-        for k in range(1, 4):
-            hot = (in_order == k).astype(np.int32)
-            before = np.zeros((n, n), dtype=np.int32)
-            np.put_along_axis(before, order, np.cumsum(hot, axis=1, dtype=np.int32) - hot, axis=1)
-            self.ahead[k] = before.T
         for p in range(n):
             self.bound[p], self.slot[p] = cfg.call_price_ps, -1
             self.look[p] = self._least_latency_into(p)
@@ -151,23 +160,81 @@ class Memory:
         step = Step(*steps[self.step_at[p]].tolist())
         return step, [Send(*row) for row in sends[step.first : step.first + step.count].tolist()]
 
+    # ---- groups
+    def group(self, channel: int, p: int) -> Any:
+        """The ranks of the group whose exchanges p takes part in, in the group's order."""
+        leader = self.leader[channel * self.n + p] - 1
+        return np.arange(self.n) if leader < 0 else self._list(channel, leader)
+
+    def own_place(self, channel: int, p: int) -> int:
+        """My place in that group."""
+        return int(np.flatnonzero(self.group(channel, p) == p)[0])
+
+    def own_round(self, slot: int, p: int) -> int:
+        """Where the counters of that group's exchange in the slot are."""
+        return slot * self.n + max(int(self.leader[slot // 2 * self.n + p]) - 1, 0)
+
+    def _list(self, channel: int, leader: int) -> Any:
+        return self.lists[channel, leader, : self.list_size[channel * self.n + leader]]
+
+    def members(self, slot: int, p: int) -> Any:
+        """The ranks whose exchange in the slot reaches p; p may not have opened that group yet."""
+        leader = int(self.group_of[slot][p]) - 1
+        return np.arange(self.n) if leader < 0 else self._list(slot // 2, leader)
+
+    def place_at(self, slot: int, p: int) -> int:
+        """p's place among them."""
+        return int(self.place[slot][p]) if self.group_of[slot][p] else p
+
+    def round_of(self, slot: int, p: int) -> int:
+        """Where the counters of that exchange are."""
+        return slot * self.n + max(int(self.group_of[slot][p]) - 1, 0)
+
+    def enter_round(self, slot: int, p: int) -> bool:
+        """p's row is the first or next of its group's exchange; False if something else is under way."""
+        channel, n = slot // 2, self.n
+        leader, ranks = self.leader[channel * n + p], self.group(channel, p)
+        check, i = self.group_check[channel * n + p], self.own_round(slot, p)
+        if self.posted[i] and self.round_check[i] != check:
+            return False
+        if leader and self.list_check[channel * n + leader - 1] != check:
+            return False
+        strange = (self.group_of[slot][ranks] != leader) & (self.posted_at[slot][ranks] < INF)
+        if strange.any():
+            return False
+        self.group_of[slot][ranks] = leader
+        if leader:
+            self.place[slot][ranks] = np.arange(len(ranks))
+        if not self.posted[i]:
+            self.rowers[i], self.round_check[i] = 0, check
+        return True
+
+    def form(self, channel: int, p: int, members: Any, check: int) -> bool:
+        """p's exchanges of the channel are among `members` from now on; False while an older one of p's is
+        under way. check: of the members and their order, 0 for all ranks in order."""
+        n, first, others = self.n, int(members.min()), False
+        for slot in (2 * channel, 2 * channel + 1):
+            i = slot * n + first
+            if self.posted_at[slot][p] < INF:
+                return False
+            others |= self.posted[i] > 0 and self.round_check[i] != check  # so will my exchange be refused
+        self.rounds[p * self.cfg.channels + channel] = 0
+        self.leader[channel * n + p] = first + 1 if check else 0
+        self.group_check[channel * n + p] = check
+        if check and not others:
+            self.list_check[channel * n + first] = check
+            self.list_size[channel * n + first] = len(members)
+            self.lists[channel, first, : len(members)] = members
+            self.grouped[channel] = 1
+        return True
+
     # ---- exchanges
     def arrivals_at(self, slot: int, p: int) -> Any:
-        """When each source's record reaches p's ingress [source] (nonsense for those not posted, and for
-        p)."""
-        at = self.posted_at[slot].copy()
-        for k in range(1, 4):
-            at += self.ahead[k, p] * self.sers[slot][:, k]
-        return at + np.asarray(self.cfg.put_latency_ps)[self.classes[p]]
-
-    def arrivals_of(self, slot: int, q: int) -> Any:
-        """When q's record reaches each target's ingress [target]; INF for q itself."""
-        at = np.full(self.n, self.posted_at[slot][q])
-        for k in range(1, 4):
-            at += self.ahead[k, :, q] * self.sers[slot][q, k]
-        at += np.asarray(self.cfg.put_latency_ps)[self.classes[q]]
-        at[q] = INF
-        return at
+        """When each source's record reaches p's ingress [place of the source] (nonsense for those not
+        posted, and for p)."""
+        ranks = self.members(slot, p)
+        at = self.posted_at[slot][ranks] + self.lag[slot][ranks, self.place_at(slot, p)]
+        return at + np.asarray(self.cfg.put_latency_ps)[self.classes[p, ranks]]
 
     def open_slot(self, p: int, channel: int) -> int:
         """Rank p's next exchange on a channel: its slot, or -1 if the slot is still in use."""
@@ -176,20 +243,25 @@ class Memory:
         self.rounds[i] += 1
         return -1 if self.posted_at[slot][p] < INF else slot
 
-    def write_row(
-        self, slot: int, p: int, counts: Any, offsets: Any, row_bytes: int, meta_bytes: int, tag: int
-    ) -> None:
-        self.counts[slot][p] = 0 if counts is None else counts
-        self.offsets[slot][p] = 0 if offsets is None else offsets
-        self.has_rows[slot][p] = counts is not None
-        self.meta[slot][p], self.row_bytes[slot][p], self.tags[slot][p] = meta_bytes, row_bytes, tag
-        self.records_at[slot][p] = INF
+    def write_row(self, slot: int, p: int, row: "Row") -> None:
+        g = len(self.group(slot // 2, p))
+        self.counts[slot][p, :g] = 0 if row.counts is None else row.counts
+        self.offsets[slot][p, :g] = 0 if row.offsets is None else row.offsets
+        self.has_rows[slot][p] = row.counts is not None
+        self.has_sizes[slot][p] = row.sizes is not None
+        if row.sizes is not None:
+            self.sizes[slot][p, :g] = row.sizes
+        self.meta[slot][p], self.row_bytes[slot][p] = row.meta_bytes, row.row_bytes
+        self.tags[slot][p], self.records_at[slot][p] = row.tag, INF
 
-    def close_slot(self, slot: int) -> None:
-        self.posted[slot] = self.taken[slot] = 0
-        self.posted_at[slot] = self.low[slot] = INF
-        self.meta_end[slot] = 0
-        self.served[slot] = False
+    def close_round(self, slot: int, p: int) -> None:
+        """Everybody of p's group has the records of the exchange."""
+        ranks, i = self.members(slot, p), self.round_of(slot, p)
+        self.posted[i] = self.taken[i] = 0
+        self.posted_at[slot][ranks] = self.low[slot][ranks] = INF
+        self.meta_end[slot][ranks] = 0
+        self.served[slot][ranks] = False
+        self.group_of[slot][ranks] = 0
 
     # ---- logs and trace
     def append_log(self, p: int, entry: tuple[int, ...]) -> bool:

@@ -49,8 +49,9 @@ def plain(value):
 
 
 def row_arguments(row) -> dict:
-    counts, row_bytes, meta, offsets, tag = row
+    counts, row_bytes, meta, offsets, tag, sizes = row
     return {
+        "record_bytes": None if sizes is None else np.array(sizes, dtype=np.int64),
         "counts": None if counts is None else np.array(counts, dtype=np.int32),
         "row_bytes": row_bytes,
         "meta_bytes": meta,
@@ -122,6 +123,8 @@ def perform(engine: Engine, call: str, args: dict, publish: bool = True):
         return engine.exchange_post(args["channel"], **row_arguments(args["row"]))
     if call == "exchange_wait":
         return engine.exchange_wait(args["channel"], args["pull_start"], args["record"])
+    if call == "open_group":
+        return engine.open_group(args["channel"], np.array(args["members"], dtype=np.int32))
     return getattr(engine, call)(**args)
 
 

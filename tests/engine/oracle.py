@@ -40,6 +40,7 @@ class Oracle:
         self.words = defaultdict(int)
         self.unacked, self.open_gets = [0] * n, [set() for _ in range(n)]
         self.rounds = defaultdict(int)
+        self.groups = defaultdict(lambda: tuple(range(n)))
         self.exchanges = defaultdict(lambda: {"rows": {}, "in": defaultdict(int), "done": {}})
         self.open_posts = {}
 
@@ -131,27 +132,33 @@ class Oracle:
 
     # ---- exchanges
     def post_row(self, r, channel, row, when, seq):
-        """row: (counts, row_bytes, meta_bytes, offsets, tag)"""
-        name = channel, self.rounds[r, channel]
-        self.rounds[r, channel] += 1
+        """row: (counts, row_bytes, meta_bytes, offsets, tag, sizes by target or None), by place in the
+        group."""
+        group = self.groups[r, channel]
+        name = channel, group, self.rounds[r, channel, group]
+        self.rounds[r, channel, group] += 1
         self.at(when, self.key(r, ROW, seq=seq), ROW, self.row, r, name, row)
         return name
 
     def row(self, t, key, r, name, row):
-        c, n, meta = self.cfg, self.n, row[2]
+        c, group = self.cfg, name[1]
+        n, me, sizes = len(group), group.index(r), row[5]
+        if sizes is None:
+            sizes = [row[2]] * n
         self.exchanges[name]["rows"][r] = row
         start = begin = max(t, self.free[r, OUT])
         for j in range(1, n):
-            p = (r + j) % n
-            ser = self.ps(meta, c.write_bytes_per_s[self.kind(r, p)])
+            place = (me + j) % n
+            p, nbytes = group[place], sizes[place]
+            ser = self.ps(nbytes, c.write_bytes_per_s[self.kind(r, p)])
             latency = c.put_latency_ps[self.kind(r, p)]
-            self.at(start + latency, key, INGRESS, self.record_in, p, r, name, meta, ser)
+            self.at(start + latency, key, INGRESS, self.record_in, p, r, name, nbytes, ser)
             start += ser
         if n > 1:
             self.free[r, OUT] = start
-            self.records[r, OUT].append((t, key, begin, start, meta * (n - 1), META))
-        ser = self.ps(meta, c.write_bytes_per_s[0])
-        own = self.serve(r, LOCAL, t, key, ser, meta, META, r)
+            self.records[r, OUT].append((t, key, begin, start, sum(sizes) - sizes[me], META))
+        ser = self.ps(sizes[me], c.write_bytes_per_s[0])
+        own = self.serve(r, LOCAL, t, key, ser, sizes[me], META, r)
         self.at(own + ser + c.put_latency_ps[0], key, DELIVER, self.record_done, r, name)
 
     def record_in(self, t, key, p, source, name, meta, ser):
@@ -161,15 +168,16 @@ class Oracle:
     def record_done(self, t, key, p, name):
         exchange = self.exchanges[name]
         exchange["in"][p] += 1
-        if exchange["in"][p] == self.n:
+        if exchange["in"][p] == len(name[1]):
             exchange["done"][p] = t
             w = self.wait[p]
             if w and w["call"] == "exchange" and w["armed"] and w["name"] == name:
                 self.start_pull(p, max(t, w["base"]))
 
     def start_pull(self, r, base):
-        w, n = self.wait[r], self.n
-        rows = self.exchanges[w["name"]]["rows"]
+        w = self.wait[r]
+        group, rows = w["name"][1], self.exchanges[w["name"]]["rows"]
+        n, me = len(group), group.index(r)
         w["records"] = self.exchanges[w["name"]]["done"][r]
         first = w["last"] = base + w["pull_start"]
         w["left"] = found = 0
@@ -181,13 +189,13 @@ class Oracle:
                 self.end_exchange(r, w["last"], True)
 
         for j in range(1, n + 1):
-            q = (r + j) % n
+            q = group[(me + j) % n]
             counts, row_bytes = rows[q][:2]
-            if counts is None or counts[r] <= 0:
+            if counts is None or counts[me] <= 0:
                 continue
             t = first + found * w["record"] + self.cfg.request_latency_ps[self.kind(r, q)]
             found += 1
-            nbytes = counts[r] * row_bytes
+            nbytes = counts[me] * row_bytes
             key = self.key(r, PULL, found, w["seq"])
             self.at(max(t, base + 1), key, PULL, self.leave, q, r, nbytes, PULLED, landed)
         w["left"] = found
@@ -197,19 +205,21 @@ class Oracle:
     def end_exchange(self, r, t, rows):
         w = self.wait[r]
         if rows or w["index"] == len(w["chain"]):
-            table = self.exchanges[w["name"]]["rows"]
-            counts = tuple(0 if table[q][0] is None else table[q][0][r] for q in range(self.n))
+            group, posted = w["name"][1], self.exchanges[w["name"]]["rows"]
+            table, me = [posted[q] for q in group], group.index(r)
+            counts = tuple(0 if row[0] is None else row[0][me] for row in table)
             offsets = tuple(
-                0 if table[q][3] is None or not counts[q] else table[q][3][r] for q in range(self.n)
+                0 if row[3] is None or not count else row[3][me]
+                for row, count in zip(table, counts, strict=True)
             )
-            tags = tuple(table[q][4] for q in range(self.n))
+            tags = tuple(row[4] for row in table)
             self.decide(r, t, (w["index"], w["records"], counts, offsets, tags))
             return
         channel, compute, meta, w["pull_start"], w["record"] = w["chain"][w["index"]]
         w["index"] += 1
         w["seq"] += 1
         w["base"] = t + self.cfg.call_price_ps + compute
-        w["name"] = self.post_row(r, channel, (None, 0, meta, None, 0), w["base"], w["seq"])
+        w["name"] = self.post_row(r, channel, (None, 0, meta, None, 0, None), w["base"], w["seq"])
 
     # ---- waits
     def block(self, r, call, **facts):
@@ -308,7 +318,9 @@ class Oracle:
 
     def call(self, r, call, args):
         """Start a call; True if it blocks."""
-        if call == "flush":
+        if call in ("flush", "open_group"):
+            if call == "open_group":
+                self.groups[r, args["channel"]] = tuple(args["members"])
             self.log[r].append((0, self.clock[r]))
             return False
         self.clock[r] += self.cfg.call_price_ps

@@ -65,10 +65,10 @@ def timetable(seed: int, length: int) -> list[tuple[int, int, int, int]]:
 
 
 def rows(rng: random.Random, n: int, meta: int):
-    """(counts, row_bytes, meta_bytes, offsets, tag): nothing, sparse, one-hot or dense."""
+    """(counts, row_bytes, meta_bytes, offsets, tag, None): nothing, sparse, one-hot or dense."""
     style = rng.randrange(5)
     if style == 0:
-        return None, 0, meta, None, rng.randrange(9)
+        return None, 0, meta, None, rng.randrange(9), None
     counts = [0] * n
     if style == 1:
         counts[rng.randrange(n)] = rng.randrange(1, 5)
@@ -76,7 +76,7 @@ def rows(rng: random.Random, n: int, meta: int):
         counts = [rng.choice((0, 0, 1)) for _ in range(n)]
     elif style == 3:
         counts = [1 + rng.randrange(2) for _ in range(n)]
-    return tuple(counts), rng.choice((0, 1, 8)), meta, tuple(range(n)), rng.randrange(9)
+    return tuple(counts), rng.choice((0, 1, 8)), meta, tuple(range(n)), rng.randrange(9), None
 
 
 def program(seed: int, rank: int, n: int, length: int):
@@ -113,7 +113,7 @@ def exchange(rng: random.Random, n: int, plan, k: int):
         chain = tuple(
             (c, rng.choice((0, 3, 50)), m, s, r) for c, m, s, r in plan[k + 1 : k + rng.randrange(2, 5)]
         )
-        row = (None, 0, meta, None, 0) if rng.random() < 0.7 else rows(rng, n, meta)
+        row = (None, 0, meta, None, 0, None) if rng.random() < 0.7 else rows(rng, n, meta)
         facts = {"channel": channel, "row": row, "pull_start": start, "record": record, "chain": chain}
         got = yield "exchange", facts
         return got, k + 1 + got[0][0]

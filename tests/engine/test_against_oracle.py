@@ -15,7 +15,7 @@ VARIANTS = ({}, {"jitter": 0.2}, {"jitter": 0.1, "one_core": True})
 SLOTS = 400
 
 
-def differences(seed, kinds=("python",), variants=({},), module=None, machine=None, **extra):
+def differences(seed, kinds=("python",), variants=({},), module=None, machine=None, program=program, **extra):
     """First difference between the oracle and the engines on one program, or None; and the digests."""
     cfg = machine or config(seed)
     n, length = cfg.num_ranks, (12, 20, 30)[seed % 3]

@@ -70,7 +70,7 @@ class NextRoundIgnored(Core):
         slots = super().slots_reaching(p, t)
         if getattr(self, "only", None) is None:
             return slots
-        return [s for s in slots if self.m.posted[s] == self.n]
+        return [s for s in slots if self.m.posted[self.m.round_of(s, p)] == len(self.m.members(s, p))]
 
 
 class TiesByTimeOnly(Core):

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.agreement import DTYPES
+from collectives.store import put_pieces, take_pieces
 from emulator.errors import DtypeError, SizeError
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
+Int64 = npt.NDArray[np.int64]
 
 
 def dtype_of(array: Array, dtype: str | None, call: str) -> str:
@@ -53,6 +55,31 @@ def fill(array: Array, rows: Array) -> None:
 def fill_elements(array: Array, values: Array) -> None:
     """Put elements, flat and of the array's item size, into it in C order."""
     array[...] = values.view(array.dtype).reshape(array.shape)
+
+
+def spread(array: Array, starts: Int64, counts: Int64, data: Bytes) -> None:
+    """Put pieces that lie one after the other in `data` (uint8) at elements `starts` of an array.
+
+    Args:
+        starts, counts: int64 [k], elements.
+    """
+    ends, item = np.cumsum(counts), array.itemsize
+    if array.flags.c_contiguous and (starts == ends - counts)[counts > 0].all():
+        fill(array.reshape(-1)[: data.size // item], data)
+    elif array.flags.c_contiguous:
+        put_pieces(array.reshape(-1).view(np.uint8), starts * item, counts * item, data)
+    else:
+        whole = np.ascontiguousarray(array)
+        put_pieces(whole.reshape(-1).view(np.uint8), starts * item, counts * item, data)
+        array[...] = whole
+
+
+def taken(array: Array, starts: Int64, counts: Int64) -> Bytes:
+    """Pieces from elements `starts` of an array one after the other, uint8; a view where they lie so."""
+    raw, item, ends = raw_of(array), array.itemsize, np.cumsum(counts)
+    if (starts == ends - counts)[counts > 0].all():
+        return raw[: int(ends[-1]) * item]
+    return take_pieces(raw, starts * item, counts * item)
 
 
 def check_count(call: str, name: str, array: Array, count: int, why: str) -> None:

@@ -20,229 +20,207 @@ on the write. Ranks that disagree all get CollectiveMismatchError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Unpack
 
 import numpy as np
-import numpy.typing as npt
 
-from collectives.agreement import DTYPES, KINDS, OPS, Descriptor, number_in
-from collectives.algorithms.steps import Exchange
-from collectives.buffers import Array, check_count, check_same, dtype_of, fill, fill_elements, raw_of
+from collectives import rooted
+from collectives.algorithms import WHOLE
+from collectives.buffers import Array, check_count, check_same, fill, fill_elements, raw_of, spread
+from collectives.calls import Call, Counts, How
 from collectives.groups import Group
-from collectives.reduction import check_op, fold
+from collectives.p2p import recv, send
+from collectives.reduction import checked_op, fold
+from collectives.unequal import all_to_all_v
 from collectives.work import Phase, Work
 from emulator.errors import SizeError
 
 __all__ = [
-    "How", "all_gather", "all_gather_v", "all_reduce", "all_to_all", "all_to_all_v", "barrier", "broadcast",
-    "gather", "gather_v", "recv", "reduce", "reduce_scatter", "reduce_scatter_v", "scatter", "scatter_v",
+    "How",
+    "all_gather",
+    "all_gather_v",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_v",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_v",
+    "scatter",
+    "scatter_v",
     "send",
-]  # fmt: skip
-Counts = Sequence[int] | npt.NDArray[np.int64]
-
-
-class How(TypedDict, total=False):
-    """Keywords of every collective; see the module."""
-
-    algorithm: str | None
-    async_op: bool
-    charge_bytes: int | None
-    dtype: str | None
-
-
-def _begin(
-    group: Group, kind: str, algorithm: str, phases: Callable[[int], list[Phase]], how: How, **fields: int
-) -> Work:
-    group.calls += 1
-    call = group.calls
-    charge = how.get("charge_bytes")
-    numbers = {"dtype": -1, "count": -1, "counts": -1, "op": -1, "root": -1} | fields
-    descriptor = Descriptor(call, KINDS.index(kind), charge=-1 if charge is None else charge, **numbers)
-    work = Work(group, descriptor, algorithm, phases(call))
-    work.start()
-    if not how.get("async_op"):
-        work.wait()
-    return work
+]
+broadcast, reduce = rooted.broadcast, rooted.reduce
+gather, gather_v, scatter, scatter_v = rooted.gather, rooted.gather_v, rooted.scatter, rooted.scatter_v
 
 
 def barrier(group: Group, **how: Unpack[How]) -> Work:
     """Wait until all ranks of the group are here."""
-    return _begin(group, "barrier", "full-mesh", lambda call: [Phase(Exchange(32))], how)
+    call = Call(group, "barrier", how)
+    name = call.choose(0)
+    return call.begin(name, [Phase(flow) for flow in call.flows(name)])
 
 
 def all_to_all(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Work:
-    """Give block i of `send` to rank i; block j of `recv` comes from rank j. Blocks are equal."""
-    kind, size, store = "all_to_all", group.size, group.store
-    name = dtype_of(send, how.get("dtype"), kind)
-    check_same(kind, send, recv)
-    check_count(kind, "recv", recv, send.size, "as send")
+    """Give block i of `send` to rank i; block j of `recv` comes from rank j. Blocks are equal.
+
+    Raises:
+        SizeError: recv is no block for each rank, or has another size. DtypeError: types differ.
+    """
+    call, size, store = Call(group, "all_to_all", how, send), group.size, group.store
+    check_same(call.kind, send, recv)
+    check_count(call.kind, "recv", recv, send.size, "as send")
     if send.size % size:
-        raise group.error(SizeError, f"{kind}: {send.size} elements are not {size} equal blocks", send.size)
-    unit = send.nbytes // size
-    priced = how.get("charge_bytes")
+        raise group.error(
+            SizeError, f"all_to_all: {send.size} elements are not {size} equal blocks", send.size
+        )
+    unit, number = send.nbytes // size, call.number
+    name = call.choose(call.priced(unit))
 
-    def phases(call: int) -> list[Phase]:
-        return [
-            Phase(
-                Exchange(unit if priced is None else priced),
-                lambda: store.publish(call, raw_of(send), unit),
-                lambda: fill(recv, store.column(call, group.rank, unit)) if unit else None,
-            )
-        ]
+    def after() -> None:
+        fill(recv, store.column(number, group.rank, unit))
 
-    fields = {"dtype": DTYPES.index(name), "count": send.size // size}
-    return _begin(group, kind, "full-mesh", phases, how, **fields)
+    [flow] = call.flows(name, call.priced(unit))
+    phase = Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)
+    return call.begin(name, [phase], length=send.size // size)
 
 
 def all_gather(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Work:
-    """Give `send` to all; `recv` holds the ranks' one after the other."""
-    kind, store = "all_gather", group.store
-    name = dtype_of(send, how.get("dtype"), kind)
-    check_same(kind, send, recv)
-    check_count(kind, "recv", recv, send.size * group.size, f"{group.size} times send")
-    unit, priced = send.nbytes, how.get("charge_bytes")
-
-    def phases(call: int) -> list[Phase]:
-        return [
-            Phase(
-                Exchange(unit if priced is None else priced),
-                lambda: store.publish(call, raw_of(send), unit),
-                lambda: fill(recv, store.column(call, 0, unit)) if unit else None,
-            )
-        ]
-
-    return _begin(group, kind, "full-mesh", phases, how, dtype=DTYPES.index(name), count=send.size)
-
-
-def all_reduce(group: Group, send: Array, recv: Array, op: str = "sum", **how: Unpack[How]) -> Work:
-    """Reduce `send` of all ranks, element by element, into `recv` of each."""
-    kind, store = "all_reduce", group.store
-    name, number = _reducible(send, recv, op, kind, how)
-    unit, priced = send.nbytes, how.get("charge_bytes")
-
-    def take(call: int) -> None:
-        if unit:
-            fill_elements(recv, fold(store.column(call, 0, unit).view(send.dtype), op, name))
-
-    def phases(call: int) -> list[Phase]:
-        flow = Exchange(unit if priced is None else priced)
-        return [Phase(flow, lambda: store.publish(call, raw_of(send), unit), lambda: take(call))]
-
-    check_count(kind, "recv", recv, send.size, "as send")
-    return _begin(group, kind, "full-mesh", phases, how, dtype=DTYPES.index(name), count=send.size, op=number)
+    """Give `send` to all; `recv` holds the ranks' one after the other. Raises: as `all_to_all`."""
+    call, store, unit = Call(group, "all_gather", how, send), group.store, send.nbytes
+    check_same(call.kind, send, recv)
+    check_count(call.kind, "recv", recv, send.size * group.size, f"{group.size} times send")
+    name, number = call.choose(call.priced(unit)), call.number
+    [flow] = call.flows(name, call.priced(unit))
+    phase = Phase(
+        flow,
+        lambda: store.publish(number, raw_of(send), unit),
+        lambda: fill(recv, store.column(number, 0, unit)),
+    )
+    return call.begin(name, [phase], length=send.size)
 
 
 def reduce_scatter(group: Group, send: Array, recv: Array, op: str = "sum", **how: Unpack[How]) -> Work:
-    """Reduce `send` of all ranks and give block i to rank i."""
-    kind, store = "reduce_scatter", group.store
-    name, number = _reducible(send, recv, op, kind, how)
-    check_count(kind, "send", send, recv.size * group.size, f"{group.size} times recv")
-    unit, priced = recv.nbytes, how.get("charge_bytes")
+    """Reduce `send` of all ranks and give block i to rank i.
 
-    def take(call: int) -> None:
-        if unit:
-            fill_elements(recv, fold(store.column(call, group.rank, unit).view(send.dtype), op, name))
+    Raises:
+        SizeError: send is no block as large as recv for each rank. DtypeError: types differ, or have no `op`.
+    """
+    call, store, unit = Call(group, "reduce_scatter", how, send), group.store, recv.nbytes
+    check_same(call.kind, send, recv)
+    checked_op(op, call.dtype, call.kind)
+    check_count(call.kind, "send", send, recv.size * group.size, f"{group.size} times recv")
+    name, number = call.choose(call.priced(unit)), call.number
 
-    def phases(call: int) -> list[Phase]:
-        flow = Exchange(unit if priced is None else priced)
-        return [Phase(flow, lambda: store.publish(call, raw_of(send), unit), lambda: take(call))]
+    def after() -> None:
+        rows = store.column(number, group.rank, unit).view(send.dtype)
+        fill_elements(recv, fold(rows, op, call.dtype))
 
-    return _begin(group, kind, "full-mesh", phases, how, dtype=DTYPES.index(name), count=recv.size, op=number)
+    [flow] = call.flows(name, call.priced(unit))
+    phase = Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)
+    return call.begin(name, [phase], length=recv.size, op=op)
 
 
-def _reducible(send: Array, recv: Array, op: str, kind: str, how: How) -> tuple[str, int]:
-    name = dtype_of(send, how.get("dtype"), kind)
-    check_same(kind, send, recv)
-    number = number_in(OPS, op, "op", kind)
-    check_op(op, name, kind)
-    return name, number
+def all_reduce(group: Group, send: Array, recv: Array, op: str = "sum", **how: Unpack[How]) -> Work:
+    """Reduce `send` of all ranks, element by element, into `recv` of each. Raises: as `reduce_scatter`."""
+    call = Call(group, "all_reduce", how, send)
+    check_same(call.kind, send, recv)
+    checked_op(op, call.dtype, call.kind)
+    check_count(call.kind, "recv", recv, send.size, "as send")
+    name = call.choose(call.priced(send.nbytes))
+    phases = _whole(call, name, send, recv, op) if name in WHOLE else _in_blocks(call, name, send, recv, op)
+    return call.begin(name, phases, length=send.size, op=op)
+
+
+def _whole(call: Call, name: str, send: Array, recv: Array, op: str) -> list[Phase]:
+    """Every rank reads all vectors and adds them up."""
+    store, number, unit = call.group.store, call.number, send.nbytes
+
+    def after() -> None:
+        fill_elements(recv, fold(store.column(number, 0, unit).view(send.dtype), op, call.dtype))
+
+    [flow] = call.flows(name, call.priced(unit))
+    return [Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)]
+
+
+def _in_blocks(call: Call, name: str, send: Array, recv: Array, op: str) -> list[Phase]:
+    """Rank i adds up block i of all, and gives it to all. Blocks are equal; the last may be short or
+    empty."""
+    group, store, number = call.group, call.group.store, call.number
+    each = -(-send.size // group.size)
+    unit, base = each * send.itemsize, store.end_of(each * send.itemsize, group.size)
+    priced = call.priced(unit) if call.charge is None else -(-call.charge // group.size)
+    first, second = call.flows(name, priced)
+
+    def publish() -> None:
+        store.publish(number, padded_to(raw_of(send), unit * group.size), unit)
+
+    def add_up() -> None:
+        mine = fold(store.column(number, group.rank, unit).view(send.dtype), op, call.dtype)
+        store.publish(number, raw_of(mine), unit, base)
+
+    def after() -> None:
+        fill(recv, store.column(number, 0, unit, base).reshape(-1)[: recv.nbytes])
+
+    return [Phase(first, publish), Phase(second, add_up, after)]
+
+
+def padded_to(raw: Array, nbytes: int) -> Array:
+    """`raw`, uint8, with zeros after it up to `nbytes`."""
+    return raw if raw.size == nbytes else np.concatenate([raw, np.zeros(nbytes - raw.size, np.uint8)])
 
 
 def all_gather_v(
     group: Group, send: Array, recv: Array, counts: Counts, displs: Counts | None = None, **how: Unpack[How]
 ) -> Work:
-    """Give `send` (counts[rank] elements) to all; that of rank i begins at element displs[i] of `recv`."""
-    raise NotImplementedError
+    """Give `send` (counts[rank] elements) to all; that of rank i begins at element displs[i] of `recv`.
+
+    Raises:
+        SizeError: counts or displacements that do not fit the buffers. DtypeError: types differ.
+    """
+    call, store = Call(group, "all_gather_v", how, send), group.store
+    check_same(call.kind, send, recv)
+    counted = call.counts("counts", counts)
+    check_count(call.kind, "send", send, int(counted[group.rank]), f"counts[{group.rank}]")
+    starts = call.displacements("displs", displs, counted, recv.size)
+    sizes, number = counted * send.itemsize, call.number
+    total, ends = int(sizes.sum()), np.cumsum(sizes)
+    name = call.choose(int(call.priced_counts(counted, send.itemsize).max(initial=0)))
+    [flow] = call.flows(name, call.priced_counts(counted, send.itemsize))
+    before = int(ends[group.rank] - sizes[group.rank])
+    phase = Phase(
+        flow,
+        lambda: store.publish_dense(number, before, total, raw_of(send)),
+        lambda: spread(recv, starts, counted, store.dense(number, total)),
+    )
+    return call.begin(name, [phase], counts=counted)
 
 
 def reduce_scatter_v(
     group: Group, send: Array, recv: Array, counts: Counts, op: str = "sum", **how: Unpack[How]
 ) -> Work:
-    """Reduce `send` of all ranks; rank i gets counts[i] elements, those after the ranks' before."""
-    raise NotImplementedError
+    """Reduce `send` of all ranks; rank i gets counts[i] elements, those after the ranks' before.
 
-
-def all_to_all_v(
-    group: Group,
-    send: Array,
-    send_counts: Counts,
-    recv: Array,
-    recv_counts: Counts,
-    send_displs: Counts | None = None,
-    recv_displs: Counts | None = None,
-    **how: Unpack[How],
-) -> Work:
-    """Give send_counts[i] elements from send_displs[i] of `send` to rank i, and take as many as it sends.
-
-    Counts and displacements are in elements; displacements are dense where they are not given.
+    Raises:
+        SizeError: counts that do not fit the buffers. DtypeError: types differ, or have no `op`.
     """
-    raise NotImplementedError
+    call, store = Call(group, "reduce_scatter_v", how, send), group.store
+    check_same(call.kind, send, recv)
+    checked_op(op, call.dtype, call.kind)
+    counted = call.counts("counts", counts)
+    check_count(call.kind, "send", send, int(counted.sum()), "the sum of counts")
+    check_count(call.kind, "recv", recv, int(counted[group.rank]), f"counts[{group.rank}]")
+    number, start = call.number, int(counted[: group.rank].sum()) * send.itemsize
+    name = call.choose(int(call.priced_counts(counted, send.itemsize).max(initial=0)))
 
+    def after() -> None:
+        rows = np.ascontiguousarray(store.rows(number, start, recv.nbytes)).view(send.dtype)
+        fill_elements(recv, fold(rows, op, call.dtype))
 
-def broadcast(group: Group, buffer: Array, root: int = 0, **how: Unpack[How]) -> Work:
-    """Give `buffer` of the root to all."""
-    raise NotImplementedError
-
-
-def reduce(
-    group: Group, send: Array, recv: Array | None, op: str = "sum", root: int = 0, **how: Unpack[How]
-) -> Work:
-    """Reduce `send` of all ranks into `recv` of the root; the others' recv is not looked at."""
-    raise NotImplementedError
-
-
-def gather(group: Group, send: Array, recv: Array | None, root: int = 0, **how: Unpack[How]) -> Work:
-    """Give `send` to the root, whose `recv` holds the ranks' one after the other."""
-    raise NotImplementedError
-
-
-def gather_v(
-    group: Group,
-    send: Array,
-    recv: Array | None,
-    counts: Counts,
-    displs: Counts | None = None,
-    root: int = 0,
-    **how: Unpack[How],
-) -> Work:
-    """Give `send` (counts[rank] elements) to the root; that of rank i begins at displs[i] of its `recv`."""
-    raise NotImplementedError
-
-
-def scatter(group: Group, send: Array | None, recv: Array, root: int = 0, **how: Unpack[How]) -> Work:
-    """Give block i of the root's `send` to rank i."""
-    raise NotImplementedError
-
-
-def scatter_v(
-    group: Group,
-    send: Array | None,
-    counts: Counts,
-    recv: Array,
-    displs: Counts | None = None,
-    root: int = 0,
-    **how: Unpack[How],
-) -> Work:
-    """Give counts[i] elements from displs[i] of the root's `send` to rank i."""
-    raise NotImplementedError
-
-
-def send(group: Group, buffer: Array, dest: int, tag: int = 0, async_op: bool = False) -> Any:
-    """Send `buffer` to rank `dest` of the group."""
-    raise NotImplementedError
-
-
-def recv(group: Group, buffer: Array, source: int | None, tag: int = 0, async_op: bool = False) -> Any:
-    """Receive into `buffer` from rank `source` of the group, None for any. Returns the Work; see `send`."""
-    raise NotImplementedError
+    [flow] = call.flows(name, call.priced_counts(counted, send.itemsize))
+    phase = Phase(flow, lambda: store.publish_raw(number, [(0, raw_of(send))]), after)
+    return call.begin(name, [phase], counts=counted, op=op)

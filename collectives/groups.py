@@ -15,7 +15,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from memsem.endpoint import endpoint_of
 if TYPE_CHECKING:
     from collectives.work import Work
 
+AnyCommunicator = TypeVar("AnyCommunicator", bound=Communicator)
 MOST_SLOTS = 16
 _FIRST_IDENT = 1 << 30
 _LOG = 256
@@ -91,10 +92,13 @@ class Group:
         self.timeout_ps: int | None = None
         self.log: deque[tuple[str, int, str, str]] = deque(maxlen=_LOG)
         self.places = np.array(members, np.int32)
+        self.nodes: tuple[int, ...] | None = None
         self.calls = 0
         self.open: deque[Work] = deque()
         self._slot = -1
         self._splits = 0
+        self._serial = space.made.get(members, 0)
+        self.comm: Communicator | None = None
         self._store: SharedStore | None = None
 
     @classmethod
@@ -178,7 +182,7 @@ class Group:
         self._slot = slot
         self.space.free &= ~(1 << slot)
         job = int(self.device.board.header[Board.HEADER_JOB])
-        key = f"{zlib.crc32(repr(self.members).encode()):08x}-{self.space.made.get(self.members, 0)}"
+        key = f"{zlib.crc32(repr(self.members).encode()):08x}-{self._serial}"
         folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
         self._store = SharedStore(f"{folder}/superpod-{job:016x}-group-{key}-{slot}", self.size, self.rank)
 
@@ -197,10 +201,12 @@ class Group:
 
     def _gather(self, mine: Any, what: str) -> list[Any]:
         """What each member says, by rank, through messages of the group's own. Collective."""
-        words = repr((self.members, self.space.made.get(self.members, 0), self.name, what)).encode()
-        ident = _FIRST_IDENT | zlib.crc32(words) >> 2
-        rows = gather_all(Communicator(endpoint_of(self.device), ident, self.members), mine)
-        return list(rows)
+        return list(gather_all(self.communicator(what, Communicator), mine))
+
+    def communicator(self, what: str, kind: type[AnyCommunicator]) -> AnyCommunicator:
+        """Match contexts for messages of this group about `what`, equal on its members."""
+        words = repr((self.members, self._serial, self.name, what)).encode()
+        return kind(endpoint_of(self.device), _FIRST_IDENT | zlib.crc32(words) >> 2, self.members)
 
     def error(self, kind: type[UsageError], message: str, value: Any = None) -> UsageError:
         """An error that names this rank and its time."""

@@ -1,4 +1,4 @@
-"""Time of a collective: binds the schedules and exchanges of a group to the machine and lets them pass.
+"""Time of a collective: binds the flows of a group to the machine and lets them pass.
 
 exchange   one n-to-n operation of the engine on the group's channel, one wake-up
 schedule   steps of puts and waits on the group's words
@@ -8,56 +8,48 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.algorithms.steps import Exchange, Schedule, fan_out
+from collectives.algorithms import Exchange, Flow, Schedule, Shape
+from collectives.algorithms.steps import fan_out
 from collectives.groups import Group
 from emulator.engine.api import TIMEOUT
 from emulator.engine.posts import K_PUT, new_posts
 
 
-def pass_time(group: Group, call: int, flow: Exchange | Schedule, until_ps: int | None) -> bool:
-    """Let a phase pass. Returns False when `until_ps` (virtual time) came first.
+def post(group: Group, flow: Flow) -> None:
+    """Start a flow without blocking, as far as that goes: an exchange leaves, of a schedule nothing."""
+    if isinstance(flow, Exchange) and has_exchange(group, flow):
+        assert group.channel is not None
+        group.device.exchange_post(group.channel, None, 0, int(flow.record_bytes))
 
-    Completion: everything this rank waits for in the phase is here.
+
+def wait(group: Group, call: int, phase: int, flow: Flow, until_ps: int | None) -> bool:
+    """Let the rest of a posted flow pass. Returns False when `until_ps` (virtual time) came first.
+
+    Args:
+        call: number of the collective. phase: which flow of it, from 0.
+
+    Completion: everything this rank waits for in the flow is here.
     """
-    if isinstance(flow, Exchange):
-        post(group, flow)
-        return wait_posted(group, call, flow, until_ps)
-    return run_schedule(group, call, flow, until_ps)
-
-
-def post(group: Group, flow: Exchange) -> None:
-    """Start an exchange without blocking, where the group has a channel for it."""
-    if has_exchange(group, flow):
-        group.device.exchange_post(_channel(group), None, 0, int(flow.record_bytes))
-
-
-def wait_posted(group: Group, call: int, flow: Exchange, until_ps: int | None) -> bool:
-    """Wait for the exchange that was posted; without a channel, do all of it now."""
+    if isinstance(flow, Schedule):
+        return run_schedule(group, call, flow, until_ps)
     if not has_exchange(group, flow):
-        return run_schedule(group, call, full_mesh(group, flow), until_ps)
-    result = group.device.exchange_wait(_channel(group))
+        return run_schedule(group, call, as_schedule(group, flow, phase), until_ps)
+    assert group.channel is not None
+    result = group.device.exchange_wait(group.channel)
     return until_ps is None or result.time_ps <= until_ps
 
 
 def has_exchange(group: Group, flow: Exchange) -> bool:
     """Whether the engine carries this exchange as one operation."""
-    return (
-        group.channel is not None
-        and group.size == group.device.num_ranks
-        and isinstance(flow.record_bytes, int)
-    )
+    whole = group.channel is not None and group.size == group.device.num_ranks
+    return whole and isinstance(flow.record_bytes, int)
 
 
-def _channel(group: Group) -> int:
-    assert group.channel is not None
-    return group.channel
-
-
-def full_mesh(group: Group, flow: Exchange) -> Schedule:
+def as_schedule(group: Group, flow: Exchange, phase: int) -> Schedule:
     """An exchange as a schedule: a put to each, me + 1 first and me last, then wait for all."""
     order = (np.arange(1, group.size + 1) + group.rank) % group.size
     sizes = np.broadcast_to(np.asarray(flow.record_bytes, np.int64), group.size)
-    return fan_out(order.astype(np.int32), sizes[order], 0, group.size)
+    return fan_out(order, sizes[order], phase * Shape(group.size, group.rank).half, group.size)
 
 
 def run_schedule(group: Group, call: int, schedule: Schedule, until_ps: int | None) -> bool:

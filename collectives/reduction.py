@@ -8,12 +8,14 @@ a step widens both sides to float32, adds, and rounds to nearest even.
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from emulator.errors import DtypeError
+from collectives.agreement import OPS
+from emulator.errors import DtypeError, UsageError
 
 Array = npt.NDArray[Any]
 _UFUNCS: dict[str, np.ufunc] = {
@@ -23,8 +25,11 @@ _UFUNCS: dict[str, np.ufunc] = {
 _BITWISE = ("band", "bor", "bxor")
 
 
-def check_op(op: str, dtype: str, kind: str) -> None:
-    """Refuse what cannot be: bitwise operations on what has no bits. Raises: DtypeError."""
+def checked_op(op: str, dtype: str, kind: str) -> None:
+    """Refuse what cannot be. Raises: UsageError, no such op. DtypeError, the elements have none."""
+    if op not in OPS:
+        near = difflib.get_close_matches(str(op), OPS, n=1, cutoff=0.0)[0]
+        raise UsageError(f"{kind}: op {op!r} is not one of {', '.join(OPS)}; nearest: {near}")
     is_float = dtype == "bfloat16" or np.dtype(dtype).kind in "fc"
     if op in _BITWISE and is_float:
         raise DtypeError(f"{kind}: {op} is for integers and bool, the elements are {dtype}", value=dtype)

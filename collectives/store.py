@@ -18,7 +18,6 @@ import contextlib
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +33,8 @@ _PAGE = 4096
 _REACH = 1 << 40
 _LONGEST = 1 << 34
 _FREE = 1 << 26
+_SMALL = 2048
+"""Pieces of fewer bytes than this, on average, are moved by an indexed load."""
 
 
 def padded(nbytes: int) -> int:
@@ -135,8 +136,8 @@ class SharedStore:
 
     # --- unequal pieces ---------------------------------------------------------------------------------
 
-    def publish_pieces(self, call: int, pieces: Sequence[tuple[int, Bytes]]) -> None:
-        """Publish pieces at places of my own, (byte offset, uint8 contiguous) each."""
+    def publish_raw(self, call: int, pieces: Sequence[tuple[int, Bytes]]) -> None:
+        """Publish pieces at places of my own, (byte offset, uint8 contiguous) each. Raises: SizeError."""
         end = max((at + raw.size for at, raw in pieces), default=0)
         if end > self.stride:
             raise SizeError(
@@ -147,21 +148,35 @@ class SharedStore:
         for at, raw in pieces:
             mine[at : at + raw.size] = raw
 
-    def piece(self, call: int, rank: int, offset: int, nbytes: int) -> Bytes:
-        """A piece of one rank, a view uint8 [nbytes]; valid until my next call."""
-        start = rank * self.stride + offset
-        return self._areas[call % 2][start : start + nbytes]
+    def rows(self, call: int, offset: int, nbytes: int) -> Bytes:
+        """The piece at one place of every rank, a view uint8 [g, nbytes]; valid until my next call."""
+        area = self._areas[call % 2].reshape(self._size, self.stride)
+        return area[:, offset : offset + nbytes]
 
-    def pieces(self, call: int, offset: int, nbytes: int) -> Bytes:
-        """The piece at one place of every rank, a view uint8 [g, nbytes]."""
-        view: Bytes = self._areas[call % 2].reshape(self._size, self.stride)[:, offset : offset + nbytes]
-        return view
+    def pieces(self, call: int, ranks: Int64, offsets: Int64, sizes: Int64) -> Bytes:
+        """Pieces of some ranks one after the other, uint8 [sum of sizes].
+
+        Args:
+            ranks, offsets, sizes: int64 [k], of each piece; offset and size are bytes.
+        """
+        return take_pieces(self._areas[call % 2], ranks * self.stride + offsets, sizes)
+
+    def publish_dense(self, call: int, start: int, total: int, raw: Bytes) -> None:
+        """Publish my part of what lies one rank after the other: bytes from `start` of `total`."""
+        self._check_room(total)
+        if total > self._size * self.stride:
+            raise SizeError(f"collective: {total} bytes are too many", value=total)
+        self._areas[call % 2][start : start + raw.size] = raw
+
+    def dense(self, call: int, total: int) -> Bytes:
+        """All parts, a view uint8 [total]; valid until my next call."""
+        return self._areas[call % 2][:total]
 
     def _check_room(self, nbytes: int) -> None:
         """See that what all ranks publish fits: a full `/dev/shm` would kill ranks by SIGBUS."""
         if nbytes <= self._checked:
             return
-        status = os.statvfs(os.path.dirname(self._path))
+        status = os.statvfs(os.path.dirname(self._path) or ".")
         free = status.f_bavail * status.f_frsize
         if nbytes - self._checked > free:
             raise UsageError(
@@ -171,6 +186,44 @@ class SharedStore:
         self._checked = nbytes
 
 
-def as_strided_rows(rows: Bytes, dtype: Any) -> npt.NDArray[Any]:
-    """Rows of bytes as rows of elements, uint8 [g, m * itemsize] -> dtype [g, m]."""
-    return rows.view(dtype)
+def take_pieces(flat: Bytes, starts: Int64, sizes: Int64) -> Bytes:
+    """Pieces of `flat` one after the other; many small ones by one indexed load.
+
+    Args:
+        flat: uint8, contiguous. starts, sizes: int64 [k], bytes.
+    """
+    total = int(sizes.sum())
+    if total > _SMALL * sizes.size:
+        some = zip(starts.tolist(), sizes.tolist(), strict=True)
+        return np.concatenate([flat[at : at + size] for at, size in some if size])
+    if not total:
+        return np.empty(0, np.uint8)
+    unit = unit_of_all(starts, sizes)
+    at, counts = starts // unit, sizes // unit
+    index = np.repeat(at - (np.cumsum(counts) - counts), counts) + np.arange(total // unit)
+    if unit == 1:
+        return flat[index]
+    return flat[: flat.size // unit * unit].view(f"u{unit}")[index].view(np.uint8)
+
+
+def put_pieces(flat: Bytes, starts: Int64, sizes: Int64, data: Bytes) -> None:
+    """The reverse of `take_pieces`: spread what lies one after the other in `data`."""
+    ends = np.cumsum(sizes)
+    if data.size > _SMALL * sizes.size:
+        for at, size, end in zip(starts.tolist(), sizes.tolist(), ends.tolist(), strict=True):
+            flat[at : at + size] = data[end - size : end]
+    elif data.size:
+        unit = unit_of_all(starts, sizes)
+        at, counts = starts // unit, sizes // unit
+        index = np.repeat(at - (np.cumsum(counts) - counts), counts) + np.arange(data.size // unit)
+        if unit == 1 or flat.size % unit:
+            unit_index = index if unit == 1 else np.add.outer(index * unit, np.arange(unit)).reshape(-1)
+            flat[unit_index] = data
+        else:
+            flat.view(f"u{unit}")[index] = data.view(f"u{unit}")
+
+
+def unit_of_all(starts: Int64, sizes: Int64) -> int:
+    """The largest of 8, 4, 2, 1 that divides all starts and sizes."""
+    bits = int(np.bitwise_or.reduce(starts) | np.bitwise_or.reduce(sizes))
+    return 8 if not bits & 7 else 4 if not bits & 3 else 2 if not bits & 1 else 1

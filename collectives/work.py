@@ -15,6 +15,7 @@ import numpy as np
 
 from collectives import movement
 from collectives.agreement import (
+    AGREED,
     CollectiveMismatchError,
     CollectiveTimeoutError,
     Descriptor,
@@ -22,7 +23,7 @@ from collectives.agreement import (
     differences,
     mismatch,
 )
-from collectives.algorithms.steps import Exchange, Schedule
+from collectives.algorithms import Flow
 from collectives.groups import Group
 from emulator.engine.reports import ranges
 from emulator.errors import DeadlockError, InternalError
@@ -38,7 +39,7 @@ def _nothing() -> None:
 class Phase:
     """What happens before, during and after a stretch of virtual time."""
 
-    flow: Exchange | Schedule
+    flow: Flow
     before: Callable[[], None] = _nothing
     after: Callable[[], None] = _nothing
 
@@ -48,20 +49,30 @@ class Work:
 
     Attributes:
         algorithm: its name. descriptor: what was called.
+        disagreement: says who expects other than is sent, when the balance of all is not 0.
         start_ps, end_ps: virtual times of call and completion (-1 before).
     """
 
-    def __init__(self, group: Group, descriptor: Descriptor, algorithm: str, phases: Sequence[Phase]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        descriptor: Descriptor,
+        algorithm: str,
+        phases: Sequence[Phase],
+        disagreement: Callable[[], str] = str,
+    ) -> None:
         self.group, self.descriptor, self.algorithm = group, descriptor, algorithm
         self.start_ps, self.end_ps = group.device.now_ps, -1
         self._phases, self._posted = list(phases), False
+        self._agreed = np.array(descriptor[:AGREED])
+        self._disagreement = disagreement
         self._timeout_ps = group.timeout_ps
         self._error: BaseException | None = None
 
     @property
     def call(self) -> int:
         """Which collective of the group this is, from 1."""
-        return self.descriptor.call
+        return self.descriptor.number
 
     def is_completed(self) -> bool:
         """Whether it has ended (well or with an error)."""
@@ -97,8 +108,7 @@ class Work:
         first.before()
         self.group.store.announce(self.call, self.descriptor)
         self._posted = True
-        if isinstance(first.flow, Exchange):
-            movement.post(self.group, first.flow)
+        movement.post(self.group, first.flow)
 
     def _complete(self) -> None:
         try:
@@ -117,8 +127,9 @@ class Work:
         for number, phase in enumerate(self._phases):
             if number:
                 phase.before()
+                movement.post(self.group, phase.flow)
             try:
-                in_time = self._pass(phase.flow, until_ps, number == 0)
+                in_time = movement.wait(self.group, self.call, number, phase.flow, until_ps)
             except (DeadlockError, InternalError) as error:
                 self._explain(error)
                 raise
@@ -128,19 +139,15 @@ class Work:
                 self._compare()
             phase.after()
 
-    def _pass(self, flow: Exchange | Schedule, until_ps: int | None, posted: bool) -> bool:
-        if posted and isinstance(flow, Exchange):
-            return movement.wait_posted(self.group, self.call, flow, until_ps)
-        return movement.pass_time(self.group, self.call, flow, until_ps)
-
     def _compare(self) -> None:
         """All have entered: compare what they called."""
         table = self.group.store.announced(self.call)
-        if (table == np.array(self.descriptor)).all():
+        agreed = (table[:, :AGREED] == self._agreed).all()
+        if agreed and not int(table[:, AGREED].sum()):
             if self.call == 1:
                 self.group.store.opened()
             return
-        text = differences(table, self.group.members)
+        text = self._disagreement() if agreed else differences(table, self.group.members)
         raise mismatch(self.group.name, self.descriptor, text or "descriptors differ")
 
     def _explain(self, error: DeadlockError | InternalError) -> None:
@@ -160,12 +167,6 @@ class Work:
             text = f"{ranges(missing)} never entered it; {error.message}"
         if text is not None:
             raise mismatch(self.group.name, self.descriptor, text) from error
-
-    def fail(self, text: str) -> CollectiveMismatchError:
-        """End the run on every rank: this rank alone sees the disagreement. Returns what to raise here."""
-        error = mismatch(self.group.name, self.descriptor, text)
-        self.group.device.engine.abort(error.message)
-        return error
 
     def _late(self) -> CollectiveTimeoutError:
         group = self.group

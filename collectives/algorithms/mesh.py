@@ -1,0 +1,58 @@
+"""Full mesh: everybody sends to everybody at once. The fabric of the pod has no hot spot for it.
+
+    exchange    all operations in which every rank has something for every rank; one operation of the engine
+    one-shot    all-reduce of little: everybody sends its whole vector
+    pairwise    all-to-all in size - 1 steps, to me + 1, me + 2, …, each after as many arrivals
+
+Everybody waits for everybody's record, also where it is empty.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collectives.algorithms.steps import (
+    RECORD_BYTES,
+    SEND_DTYPE,
+    STEP_DTYPE,
+    Exchange,
+    Flow,
+    Schedule,
+    Shape,
+)
+from emulator.engine.api import ADD, GE
+
+
+def barrier(shape: Shape) -> list[Flow]:
+    """A record to everyone."""
+    return [Exchange(RECORD_BYTES)]
+
+
+def own_block(shape: Shape) -> list[Flow]:
+    """all_gather(_v), one-shot all_reduce: my block to everyone."""
+    return [Exchange(shape.sizes if isinstance(shape.sizes, int) else int(shape.sizes[shape.rank]))]
+
+
+def block_of_target(shape: Shape) -> list[Flow]:
+    """all_to_all(_v), reduce_scatter(_v): to each its block."""
+    return [Exchange(shape.sizes)]
+
+
+def two_shot(shape: Shape) -> list[Flow]:
+    """all_reduce: blocks to their owners, then the owners' sums to everyone."""
+    return [Exchange(shape.one_size()), Exchange(shape.one_size())]
+
+
+def pairwise(shape: Shape) -> list[Flow]:
+    """all_to_all(_v): one peer a step; the own block moves first."""
+    size, me = shape.size, shape.rank
+    order = (me + np.arange(size)) % size
+    sends, steps = np.zeros(size, SEND_DTYPE), np.zeros(size, STEP_DTYPE)
+    sends["peer"], sends["nbytes"], sends["value"], sends["op"] = order, shape.all_sizes()[order], 1, ADD
+    steps["first"], steps["count"], steps["cmp"], steps["value"] = (
+        np.arange(size),
+        1,
+        GE,
+        np.arange(1, size + 1),
+    )
+    return [Schedule(steps, sends, {0: size})]

@@ -1,0 +1,186 @@
+"""What all collectives have in common: reading keywords, choosing an algorithm, making the work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.agreement import DTYPES, KINDS, NAMES, OPS, Descriptor
+from collectives.algorithms import ALGORITHMS, Flow, Shape, applicable
+from collectives.buffers import Array, dtype_of
+from collectives.groups import Group
+from collectives.select import ENVIRONMENT_KEY, Choice, Link, checked, choose, overrides
+from collectives.work import Phase, Work
+from emulator.engine.api import POD
+from emulator.errors import SizeError, UsageError
+
+Int64 = npt.NDArray[np.int64]
+Counts = Sequence[int] | npt.NDArray[np.integer[Any]]
+_LOGGER = logging.getLogger("collectives")
+_KEYWORDS = ("algorithm", "async_op", "charge_bytes", "dtype")
+_MOST = 1 << 56
+
+
+class How(TypedDict, total=False):
+    """Keywords of every collective; see `collectives.coll`."""
+
+    algorithm: str | None
+    async_op: bool
+    charge_bytes: int | None
+    dtype: str | None
+
+
+class Call:
+    """One call of a collective on this rank, before it is a `Work`.
+
+    Args:
+        kind: operation. array: of the elements it carries, None for none.
+
+    Raises:
+        UsageError: an unknown keyword, a charge below 0. DtypeError: elements that cannot be carried.
+    """
+
+    def __init__(self, group: Group, kind: str, how: How, array: Array | None = None) -> None:
+        self.group, self.kind, self.how = group, kind, how
+        unknown = [name for name in how if name not in _KEYWORDS]
+        if unknown:
+            raise UsageError(f"{kind}: no keyword {unknown[0]!r}; there are {', '.join(_KEYWORDS)}")
+        self.charge = how.get("charge_bytes")
+        if self.charge is not None and not 0 <= self.charge < _MOST:
+            raise group.error(SizeError, f"{kind}: charge_bytes is {self.charge}, 0 or more", self.charge)
+        self.dtype = "" if array is None else dtype_of(array, how.get("dtype"), kind)
+        self.number = group.calls + 1
+
+    def priced(self, nbytes: int) -> int:
+        """Bytes of a block as they are charged."""
+        return nbytes if self.charge is None else int(self.charge)
+
+    def priced_counts(self, counts: Int64, itemsize: int) -> Int64:
+        """Bytes of blocks of unequal counts as they are charged."""
+        return counts * self.priced(itemsize)
+
+    def choose(self, nbytes: int, sized: bool = True) -> str:
+        """Name of the algorithm: the caller's, the environment's or the selector's; logged.
+
+        Args:
+            nbytes: priced, of what `select.choose` says.
+        """
+        group, kind = self.group, self.kind
+        wanted, why = self.how.get("algorithm"), "asked for by the call"
+        if wanted is None:
+            wanted, why = environment(os.environ.get(ENVIRONMENT_KEY, "")).get(kind), ENVIRONMENT_KEY
+        if wanted is None:
+            wanted, why = _chosen(kind, nbytes, nodes_of(group), link_of(group))
+        name = checked(kind, wanted)
+        if not applicable(kind, name, nodes_of(group)):
+            raise UsageError(
+                f"{kind}: two-level needs several nodes with equally many ranks of the group {group.name}, "
+                f"more than one; nearest: {next(iter(ALGORITHMS[kind]))}"
+            )
+        group.log.append((kind, nbytes, name, why))
+        if _LOGGER.isEnabledFor(logging.INFO):
+            _LOGGER.info("%s of %d bytes in group %s: %s (%s)", kind, nbytes, group.name, name, why)
+        return name
+
+    def flows(self, name: str, sizes: int | Int64 = 0, root: int = 0) -> list[Flow]:
+        """The algorithm's flows for this rank."""
+        group = self.group
+        if isinstance(sizes, int):
+            return _flows(self.kind, name, group.size, group.rank, sizes, root, nodes_of(group))
+        return ALGORITHMS[self.kind][name](Shape(group.size, group.rank, sizes, root, nodes_of(group)))
+
+    def begin(
+        self,
+        name: str,
+        phases: Sequence[Phase],
+        disagreement: Callable[[], str] = str,
+        length: int = -1,
+        counts: Int64 | None = None,
+        op: str = "",
+        root: int = -1,
+        balance: int = 0,
+    ) -> Work:
+        """Make the work and start it; complete it unless it is asynchronous."""
+        descriptor = Descriptor(
+            self.number, KINDS.index(self.kind), DTYPES.index(self.dtype) if self.dtype else -1, length,
+            -1 if counts is None else zlib.crc32(counts.tobytes()), OPS.index(op) if op else -1, root,
+            -1 if self.charge is None else self.charge, NAMES.index(name), balance,
+        )  # fmt: skip
+        self.group.calls += 1
+        work = Work(self.group, descriptor, name, phases, disagreement)
+        work.start()
+        if not self.how.get("async_op"):
+            work.wait()
+        return work
+
+    def counts(self, name: str, values: Counts) -> Int64:
+        """Counts of all ranks of the group, int64 [g], at least 0. Raises: SizeError."""
+        counts = np.asarray(values, np.int64)
+        if counts.shape != (self.group.size,) or (counts.size and counts.min() < 0):
+            text = f"{self.kind}: {name} must be {self.group.size} numbers of at least 0, got {values!r}"
+            raise self.group.error(SizeError, text[:300], values)
+        return counts
+
+    def displacements(self, name: str, values: Counts | None, counts: Int64, room: int) -> Int64:
+        """Where each rank's elements begin, dense by default, int64 [g]. Raises: SizeError, not within
+        room."""
+        if values is None:
+            ends = np.cumsum(counts)
+            starts = ends - counts
+        else:
+            starts = self.counts(name, values)
+        past = np.flatnonzero((starts + counts > room) & (counts > 0))
+        if past.size:
+            first = int(past[0])
+            text = (
+                f"{self.kind}: elements {int(starts[first])} to {int(starts[first] + counts[first])} of rank "
+                f"{first} are not within the {room} of the buffer ({name})"
+            )
+            raise self.group.error(SizeError, text, int(starts[first]))
+        return starts
+
+    def root(self, root: int) -> int:
+        """The root. Raises: SizeError, no such rank."""
+        if not 0 <= root < self.group.size:
+            text = f"{self.kind}: no root {root}; ranks of group {self.group.name} are 0 to {self.group.size - 1}"
+            raise self.group.error(SizeError, text, root)
+        return int(root)
+
+
+def nodes_of(group: Group) -> tuple[int, ...]:
+    """Node of each member."""
+    if group.nodes is None:
+        topology = group.device.topology
+        group.nodes = tuple(topology.node_of(member) for member in group.members)
+    return group.nodes
+
+
+def link_of(group: Group) -> Link:
+    """The way between nodes, as estimates take it."""
+    config = group.device.engine.config
+    return Link(config.put_latency_ps[POD], config.write_bytes_per_s[POD])
+
+
+@lru_cache(maxsize=4096)
+def _chosen(kind: str, nbytes: int, nodes: tuple[int, ...], link: Link) -> Choice:
+    return choose(kind, nbytes, nodes, link)
+
+
+@lru_cache(maxsize=64)
+def environment(text: str) -> Any:
+    """Overrides by the environment, read once."""
+    return overrides(text)
+
+
+@lru_cache(maxsize=256)
+def _flows(
+    kind: str, name: str, size: int, rank: int, sizes: int, root: int, nodes: tuple[int, ...]
+) -> list[Flow]:
+    return ALGORITHMS[kind][name](Shape(size, rank, sizes, root, nodes))

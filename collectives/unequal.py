@@ -1,0 +1,89 @@
+"""All-to-all of unequal blocks: who sends how much to whom is known to those two alone.
+
+A rank publishes a table {offset, bytes, bytes expected from} of all ranks, then its blocks. Whether what is
+sent is what is expected, for every pair, is seen by every rank from one sum (`agreement.balance`).
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import numpy as np
+
+from collectives.agreement import balance
+from collectives.buffers import Array, check_same, raw_of, spread, taken
+from collectives.calls import Call, Counts, How, Int64
+from collectives.groups import Group
+from collectives.work import Phase, Work
+
+_COLUMNS = 3
+_OFFSET, _BYTES, _EXPECTED = range(_COLUMNS)
+
+
+def all_to_all_v(
+    group: Group,
+    send: Array,
+    send_counts: Counts,
+    recv: Array,
+    recv_counts: Counts,
+    send_displs: Counts | None = None,
+    recv_displs: Counts | None = None,
+    **how: Unpack[How],
+) -> Work:
+    """Give send_counts[i] elements from send_displs[i] of `send` to rank i, and take as many as it sends.
+
+    Counts and displacements are in elements; displacements are dense where they are not given.
+
+    Raises:
+        SizeError: counts or displacements that do not fit the buffers. DtypeError: types differ.
+        CollectiveMismatchError: a rank expects another count than is sent; on every rank.
+    """
+    call, store, me = Call(group, "all_to_all_v", how, send), group.store, group.rank
+    check_same(call.kind, send, recv)
+    out, back = call.counts("send_counts", send_counts), call.counts("recv_counts", recv_counts)
+    out_at = call.displacements("send_displs", send_displs, out, send.size)
+    back_at = call.displacements("recv_displs", recv_displs, back, recv.size)
+    number, item, every = call.number, send.itemsize, np.arange(group.size)
+    head = group.size * _COLUMNS * 8
+
+    def before() -> None:
+        table = np.empty((group.size, _COLUMNS), np.int64)
+        table[:, _BYTES], table[:, _EXPECTED] = out * item, back * item
+        table[:, _OFFSET] = head + (np.cumsum(out) - out) * item
+        store.publish_raw(number, [(0, raw_of(table)), (head, taken(send, out_at, out))])
+
+    def after() -> None:
+        table = np.ascontiguousarray(store.rows(number, me * _COLUMNS * 8, _COLUMNS * 8)).view(np.int64)
+        spread(recv, back_at, back, store.pieces(number, every, table[:, _OFFSET], table[:, _BYTES]))
+
+    def disagreement() -> str:
+        table = np.ascontiguousarray(store.rows(number, 0, head)).view(np.int64)
+        return unlike(table.reshape(group.size, group.size, _COLUMNS), group.members, item)
+
+    priced = call.priced_counts(out, item)
+    name = call.choose(int(priced.max(initial=0)))
+    [flow] = call.flows(name, priced)
+    owed = balance(me, every, out) - balance(every, me, back)
+    return call.begin(name, [Phase(flow, before, after)], disagreement, balance=wrapped(owed))
+
+
+def wrapped(value: int) -> int:
+    """The value as a signed 64-bit number."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def unlike(tables: Int64, members: tuple[int, ...], itemsize: int, most: int = 4) -> str:
+    """Say which ranks expect other counts than they are sent.
+
+    Args:
+        tables: int64 [g, g, 3], {offset, bytes, bytes expected} of every rank for every rank.
+    """
+    sent, expected = tables[:, :, _BYTES], tables[:, :, _EXPECTED].T
+    pairs = np.argwhere(sent != expected)
+    parts = [
+        f"rank {members[s]} sends {sent[s, t] // itemsize} elements to rank {members[t]}, which expects "
+        f"{expected[s, t] // itemsize}"
+        for s, t in pairs[:most].tolist()
+    ]
+    more = f"; and {len(pairs) - most} other pairs" if len(pairs) > most else ""
+    return "the ranks disagree on counts: " + "; ".join(parts) + more

@@ -149,7 +149,8 @@ class Call:
     def root(self, root: int) -> int:
         """The root. Raises: SizeError, no such rank."""
         if not 0 <= root < self.group.size:
-            text = f"{self.kind}: no root {root}; ranks of group {self.group.name} are 0 to {self.group.size - 1}"
+            last, name = self.group.size - 1, self.group.name
+            text = f"{self.kind}: no root {root}; ranks of group {name} are 0 to {last}"
             raise self.group.error(SizeError, text, root)
         return int(root)
 

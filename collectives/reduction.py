@@ -60,7 +60,7 @@ def fold(rows: Array, op: str, dtype: str) -> Array:
 
 def _average(total: Array, size: int) -> Array:
     if total.dtype.kind in "iu":
-        return total // np.asarray(size, total.dtype)
+        return np.asarray(total // np.asarray(size, total.dtype), total.dtype)
     return np.asarray(total / np.asarray(size, total.dtype), total.dtype)
 
 

@@ -80,7 +80,8 @@ class SharedStore:
 
     def announced(self, call: int) -> Int64:
         """Descriptors at the place of a call, int64 [g, FIELDS]; those of ranks not there yet are older."""
-        return self._table[call % DEPTH].copy()
+        table: Int64 = self._table[call % DEPTH].copy()
+        return table
 
     def last_calls(self) -> Int64:
         """The last call each rank has entered, int64 [g]."""
@@ -107,8 +108,8 @@ class SharedStore:
             area[:, self._rank, :, :unit] = blocks[: whole * k].reshape(whole, k, unit)
         if units % k:
             start = base + whole * step + self._rank * k * room
-            area = flat[start : start + (units % k) * room].reshape(-1, room)
-            area[:, :unit] = blocks[whole * k :]
+            rest = flat[start : start + (units % k) * room].reshape(-1, room)
+            rest[:, :unit] = blocks[whole * k :]
 
     def column(self, call: int, index: int, unit: int, base: int = 0) -> Bytes:
         """Unit `index` of every rank, a view uint8 [g, unit]; valid until my next call."""

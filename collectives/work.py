@@ -147,7 +147,7 @@ class Work:
             if self.call == 1:
                 self.group.store.opened()
             return
-        text = self._disagreement() if agreed else differences(table, self.group.members)
+        text: str | None = self._disagreement() if agreed else differences(table, self.group.members)
         raise mismatch(self.group.name, self.descriptor, text or "descriptors differ")
 
     def _explain(self, error: DeadlockError | InternalError) -> None:
@@ -162,11 +162,11 @@ class Work:
         table = self.group.store.announced(self.call)
         here = table[table[:, 0] == self.call]
         members = np.array(self.group.members)[table[:, 0] == self.call].tolist()
-        text = differences(here, members) if len(here) > 1 else None
-        if text is None and missing:
-            text = f"{ranges(missing)} never entered it; {error.message}"
-        if text is not None:
-            raise mismatch(self.group.name, self.descriptor, text) from error
+        unlike = differences(here, members) if len(here) > 1 else None
+        if unlike is None and missing:
+            unlike = f"{ranges(missing)} never entered it; {error.message}"
+        if unlike is not None:
+            raise mismatch(self.group.name, self.descriptor, unlike) from error
 
     def _late(self) -> CollectiveTimeoutError:
         group = self.group

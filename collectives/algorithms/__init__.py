@@ -63,14 +63,11 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "gather_v": {name: trees.gather(tree) for name, tree in _TREES.items()},
 }
 """Operation -> name -> algorithm."""
+_LEVELLED = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 WHOLE = ("one-shot", "recursive-doubling")
 """Algorithms of all_reduce that move whole vectors, in one flow."""
 
 
 def applicable(kind: str, name: str, nodes: tuple[int, ...]) -> bool:
     """Whether an algorithm can be used: "two-level" needs nodes with equally many ranks, except for trees."""
-    return (
-        name != "two-level"
-        or kind not in ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
-        or (levels.applies(nodes))
-    )
+    return name != "two-level" or kind not in _LEVELLED or levels.applies(nodes)

@@ -68,7 +68,7 @@ class RunConfig:
     managed_bytes: int = 4 * MIB
     staging_bytes: int = 2 * MIB
     words_per_rank: int = 1024
-    channels: int = 8
+    channels: int = 24
     log_entries: int = 16384
     inbox_entries: int = 4096
     lookahead: bool = True

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from emulator.errors import UsageError
-from emulator.usage import USAGE_STATUS, usage_line
+from emulator.usage import USAGE_STATUS, has_own_hook, usage_line
 from launch import osproc
 from launch.jobtable import JobTable
 from launch.mpihook import PreloadedMpi
@@ -178,10 +178,10 @@ def run_program(argv: list[str], say: Callable[[str], None]) -> tuple[int, bool]
         _report(e)
         return -signal.SIGINT, True
     except UsageError as e:
-        if sys.excepthook is sys.__excepthook__:
-            say(usage_line(e))
-        else:
+        if has_own_hook():
             _report(e)
+        else:
+            say(usage_line(e))
         return USAGE_STATUS, True
     except BaseException as e:
         _report(e)

@@ -1,0 +1,247 @@
+"""What the ranks of an expert-parallel group share: memory for blocks and tables, channels, words.
+
+Carved once for all ranks of the machine; disjoint groups use the same places and channels at the same time.
+A *table* is what a rank says about its call beside its rows: facts that must be equal (`FIELDS`), a text
+where it cannot take part, counts that others need. A *state* is which call a rank is in, for reports.
+Tables and states cost no virtual time where they only check the program; counts are charged by the schemes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.agreement import CollectiveMismatchError
+from collectives.ep.layout import Nodes, nodes_of
+from emulator import Device
+from emulator.engine.reports import ranges
+from emulator.errors import DeadlockError, UsageError
+from emulator.rows import Records
+from emulator.transport import Area
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+FIELDS = (
+    "operation", "scheme", "words of a row", "hidden size", "topk", "number of experts", "capacity",
+    "use of a cached handle", "rank mask", "event",
+)  # fmt: skip
+"""Facts of a call that must be equal on all ranks, in the table's order."""
+OPERATIONS = ("dispatch", "combine")
+HEAD_BYTES, TEXT_BYTES, STATE_BYTES = 128, 256, 64
+CHUNKS = 4
+"""Pieces in which DeepEP's two hops follow each other; each has a signal word of its own."""
+WORDS = CHUNKS + 2
+"""Signal words of one operation of one micro-batch: one for each piece, two by parity for what ends it."""
+
+
+class Ranks(NamedTuple):
+    """A group: the device, machine ranks int64 [R], my place among them, where they sit."""
+
+    device: Device
+    members: Int64
+    me: int
+    nodes: Nodes
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return int(self.members.size)
+
+    @property
+    def whole(self) -> bool:
+        """Is it all ranks of the machine, in order?"""
+        return self.size == self.device.num_ranks and bool((self.members == np.arange(self.size)).all())
+
+
+def ranks_of(device: Device, members: Any = None) -> Ranks:
+    """Return the group of `members` (machine ranks in group order; None for all).
+
+    Raises:
+        UsageError: I am not a member, or one is named twice.
+    """
+    chosen = np.arange(device.num_ranks) if members is None else np.asarray(members, np.int64)
+    chosen = chosen.astype(np.int64)
+    mine = np.flatnonzero(chosen == device.rank)
+    if mine.size != 1 or np.unique(chosen).size != chosen.size:
+        raise UsageError(
+            f"expert group: rank {device.rank} must be in it once, and nobody twice; got {chosen.tolist()}"
+        )
+    return Ranks(device, chosen, int(mine[0]), nodes_of(chosen, device.topology.dies_per_node))
+
+
+class Places(NamedTuple):
+    """Where one operation of one micro-batch lies: channel, first of its words, offsets of blocks (two of
+    `block_bytes`) and tables (two)."""
+
+    channel: int
+    word: int
+    block: int
+    block_bytes: int
+    table: int
+
+
+class EpArea:
+    """The shared pieces of one buffer. Collective over all ranks of the machine: costs a barrier.
+
+    Args:
+        ranks: my group. Groups of one machine are disjoint, and every rank is in one.
+        out_bytes, back_bytes: a block of dispatch, of combine.
+        micro_batches: how many may be in flight.
+
+    Raises:
+        UsageError: no room (names the setting to raise), or ranks ask for other sizes.
+    """
+
+    def __init__(self, ranks: Ranks, out_bytes: int, back_bytes: int, micro_batches: int) -> None:
+        self.ranks, device = ranks, ranks.device
+        self.counts_at = HEAD_BYTES + TEXT_BYTES + -(-4 * device.num_ranks // 64) * 64
+        self.table_bytes = self.counts_at + -(-4 * 2 * device.num_ranks // 64) * 64
+        sizes = [-(-size // 64) * 64 for size in (out_bytes, back_bytes)]
+        each = sum(2 * size + 2 * self.table_bytes for size in sizes)
+        words = 2 * micro_batches * WORDS
+        what = f"expert buffer {out_bytes} + {back_bytes} x {micro_batches}"
+        base, word, channel = device.symmetric.carve(
+            Area.MANAGED, STATE_BYTES + micro_batches * each, what, words, 2 * micro_batches
+        )
+        self._what = base, STATE_BYTES + micro_batches * each, what, word, words
+        self._state, at = base, base + STATE_BYTES
+        self.places: list[tuple[Places, Places]] = []
+        for _ in range(micro_batches):
+            pair = []
+            for size in sizes:
+                pair.append(Places(channel, word, at, size, at + 2 * size))
+                at, channel, word = at + 2 * (size + self.table_bytes), channel + 1, word + WORDS
+            self.places.append((pair[0], pair[1]))
+        self._rows(self._state, STATE_BYTES)[1][:] = 0
+        self.open_groups()
+
+    def open_groups(self) -> None:
+        """Tell the engine who takes part, where it is not everybody."""
+        if not self.ranks.whole:
+            for pair in self.places:
+                for place in pair:
+                    self.ranks.device.open_group(place.channel, self.ranks.members.astype(np.int32))
+
+    def release(self) -> None:
+        """Give memory and words back (collective); channels stay used."""
+        base, nbytes, what, word, words = self._what
+        self.ranks.device.symmetric.release(Area.MANAGED, base, nbytes, what, word, words)
+
+    # --- tables -------------------------------------------------------------------------------------------
+
+    def _rows(self, offset: int, nbytes: int) -> tuple[Bytes, Bytes]:
+        """The piece of all ranks mapped here, uint8 [ranks, nbytes], and mine, uint8 [nbytes]."""
+        memory, count = self.ranks.device.transport.piece(offset, nbytes)
+        rows = memory.reshape(count, nbytes)
+        return rows, rows[self.ranks.device.rank if count > 1 else 0]
+
+    def _of_all(self, offset: int, nbytes: int) -> Bytes:
+        """The piece of every member, uint8 [R, nbytes]; a copy."""
+        rows, mine = self._rows(offset, nbytes)
+        transport, members = self.ranks.device.transport, self.ranks.members
+        if transport.kind == "shared":
+            return rows[members]
+        out = np.empty((members.size, nbytes), np.uint8)
+        for place, rank in enumerate(members.tolist()):
+            if rank == self.ranks.device.rank:
+                out[place] = mine
+            else:
+                transport.start_read(rank, Area.MANAGED, offset, out[place])
+        transport.flush_reads()
+        return out
+
+    def own_table(self, place: Places, parity: int) -> Bytes:
+        """My table, uint8 [table_bytes]."""
+        return self._rows(place.table + parity * self.table_bytes, self.table_bytes)[1]
+
+    def tables(self, place: Places, parity: int) -> Bytes:
+        """Tables of the group, uint8 [R, table_bytes]; a copy."""
+        return self._of_all(place.table + parity * self.table_bytes, self.table_bytes)
+
+    def column(self, place: Places, parity: int, offset: int, count: int = 1) -> Int32:
+        """`count` numbers from byte `offset` of every member's table, int32 [R, count]."""
+        at = place.table + parity * self.table_bytes
+        if self.ranks.device.transport.kind == "shared":
+            rows = self._rows(at, self.table_bytes)[0].view(np.int32)
+            return rows[self.ranks.members, offset // 4 : offset // 4 + count]
+        return np.ascontiguousarray(self._of_all(at + offset, 4 * count)).view(np.int32)
+
+    def enter(self, side: int, event: int) -> None:
+        """Say which call I am in: 0 none, else 1 + micro-batch * 2 + operation."""
+        state = self._rows(self._state, STATE_BYTES)[1].view(np.int64)
+        state[0], state[1] = side, event
+
+    # --- rows ---------------------------------------------------------------------------------------------
+
+    def fetch(
+        self, records: Records, base: int, stride: int, counts: Int32, first: Int32
+    ) -> tuple[Records, Int32]:
+        """Return records the row kernels can read `counts` from, source by source, and where each begins.
+
+        Args:
+            records: blocks of all mapped ranks. base: of my block in the managed area. stride: bytes of a
+                record. counts, first: int32 [R].
+        """
+        ranks, transport = self.ranks, self.ranks.device.transport
+        if transport.kind == "shared" and ranks.whole:
+            return records, first
+        after = np.cumsum(counts, dtype=np.int64)
+        start = (after - counts).astype(np.int32)
+        room = 1 << int(after[-1]).bit_length()
+        local = np.empty((1, 1, room, stride), np.uint8)
+        if transport.kind == "shared":
+            source = np.repeat(np.arange(counts.size), counts)
+            record = (np.arange(source.size) - start[source] + first[source]).astype(np.int64)
+            local[0, 0, : source.size] = records.take(ranks.members[source], record)
+        else:
+            self._read(local.reshape(-1), base, stride, counts, first, start)
+        return Records(np.broadcast_to(local, (1, counts.size, room, stride))), start
+
+    def _read(self, flat: Bytes, base: int, stride: int, counts: Int32, first: Int32, start: Int32) -> None:
+        """Under rma: one Get for each rank that holds rows for me, then one flush."""
+        transport = self.ranks.device.transport
+        for place in np.flatnonzero(counts).tolist():
+            at, size = int(start[place]) * stride, int(counts[place]) * stride
+            rank, offset = int(self.ranks.members[place]), base + int(first[place]) * stride
+            transport.start_read(rank, Area.MANAGED, offset, flat[at : at + size])
+        transport.flush_reads()
+
+    # --- disagreement -------------------------------------------------------------------------------------
+
+    def disagreement(self, tables: Bytes) -> UsageError:
+        """What the group raises after an exchange whose tags are not all alike: the trouble some ranks told,
+        or which fact differs."""
+        members = self.ranks.members
+        texts = tables[:, HEAD_BYTES : HEAD_BYTES + TEXT_BYTES]
+        told = np.flatnonzero(texts[:, 0])
+        if told.size:
+            text = texts[told[0]].tobytes().rstrip(b"\0").decode(errors="replace")
+            more = f" (and {told.size - 1} more ranks are in trouble)" if told.size > 1 else ""
+            return UsageError(f"rank {members[told[0]]}: {text}{more}", ranks=members[told].tolist())
+        facts = np.ascontiguousarray(tables[:, :HEAD_BYTES]).view(np.int64)[:, : len(FIELDS)]
+        field = int(np.flatnonzero((facts != facts[0]).any(axis=0))[0])
+        values, which = np.unique(facts[:, field], return_inverse=True)
+        groups = [
+            f"{ranges(members[which == i].tolist())}: {value}" for i, value in enumerate(values.tolist())
+        ]
+        return CollectiveMismatchError(
+            f"expert exchange: the ranks disagree on the {FIELDS[field]}: {'; '.join(groups[:8])}"
+        )
+
+    def why(self, error: DeadlockError) -> Exception:
+        """The reason of a deadlock where the states tell it: ranks of the group are in different calls."""
+        states = np.ascontiguousarray(self._of_all(self._state, STATE_BYTES)).view(np.int64)[:, :2]
+        if not (states != states[0]).any():
+            return error
+        rows, which = np.unique(states, axis=0, return_inverse=True)
+        parts = []
+        for i, (side, event) in enumerate(rows.tolist()):
+            batch, operation = divmod(side - 1, 2)
+            call = f"{OPERATIONS[operation]} {event} of buffer {batch}" if side else "no expert exchange"
+            parts.append(f"{ranges(self.ranks.members[which.reshape(-1) == i].tolist())}: in {call}")
+        return CollectiveMismatchError(
+            f"expert exchange: the ranks are not in the same call: {'; '.join(parts)}"
+        )

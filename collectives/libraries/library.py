@@ -33,6 +33,7 @@ _LIBRARY_KEYS: Final = {
 _SHARED_KEYS: Final = {
     "vector.quantise_gb_per_s": KeySpec("GB/s", 1, 1_000_000),
     "vector.copy_gb_per_s": KeySpec("GB/s", 1, 1_000_000),
+    "vector.copy_overlap": KeySpec("ratio", 0, 1),
     "round.tokens": KeySpec("elements", 1, 1_000_000, integer=True),
     "in_situ.us": KeySpec("us", 0, 100_000),
 }

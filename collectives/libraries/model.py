@@ -9,7 +9,8 @@
 
 In brackets: dispatch only | combine only. A pushed dispatch quantises the rounds after the first while the
 one before is on its way; a round is as many tokens as the buffers hold. Combine's copy is one pass over
-its rows in the die's own memory: XCCL's into the managed area, the others' weighted sum.
+its rows in the die's own memory: XCCL's into the managed area, the others' weighted sum (on machines where it
+overlaps with what arrives, only the last round of it shows).
 
 start, layout and rank are a library's own three numbers; quantise and copy are speeds of the die, shared.
 """
@@ -97,17 +98,18 @@ def charges(
             raise UsageError(f"charges: {name} must be at least {least}, got {value}")
     dtype = dtype or ("bf16" if operation == "combine" else "fp8" if library.machine == "h800-ib" else "int8")
     shared = load_shared(profile.name).numbers
-    batch = shared.integer("round.tokens")
+    batch, rows = shared.integer("round.tokens") * topk, tokens * topk
     size = row_bytes(library, hidden, dtype)
     start, end = library.ps("start"), 0
     if operation == "dispatch":
-        quantised = 0 if dtype == "bf16" else tokens * topk
-        first = quantised if library.pulls else min(quantised, batch * topk)
-        start += library.ps("layout") + ceil_ps(first * 2 * hidden, shared.per_s("vector.quantise_gb_per_s"))
+        quantised = 0 if dtype == "bf16" else rows if library.pulls else min(rows, batch)
+        work = ceil_ps(quantised * 2 * hidden, shared.per_s("vector.quantise_gb_per_s"))
+        start += library.ps("layout") + work
     else:
-        copied = ceil_ps(tokens * topk * size, shared.per_s("vector.copy_gb_per_s"))
+        shown = min(rows, batch) if shared.value("vector.copy_overlap") else rows
+        copied = ceil_ps(shown * size, shared.per_s("vector.copy_gb_per_s"))
         start, end = (start + copied, 0) if library.pulls else (start, copied)
-    rounds = 1 if library.pulls else max(1, -(-tokens // batch))
+    rounds = 1 if library.pulls else max(1, -(-rows // batch))
     end += library.ps("rank") * ranks * rounds + (shared.ps("in_situ.us") if in_situ else 0)
     return EpCharges(start, end, library.ps("rank"), size, library.numbers.integer("format.record_bytes"))
 

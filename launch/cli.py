@@ -54,6 +54,7 @@ _COMMANDS = {
     "bench": "launch.cmd_bench",
     "compare": "launch.cmd_compare",
     "prices": "launch.cmd_prices",
+    "decode": "launch.cmd_decode",
 }
 
 

@@ -72,6 +72,8 @@ class RankRecord:
     logits: dict[int, Any] = field(default_factory=dict)
     schedule: list[tuple[int, int, int, int]] = field(default_factory=list)
     """(step, request, tokens, priced tokens) of every segment computed here."""
+    decode: list[dict[str, Any]] = field(default_factory=list)
+    """Measured decode steps (`serving.decode.forward.StepTimes`), where the job asks for them."""
 
     def as_dict(self, rank: int, end_ps: int) -> dict[str, Any]:
         return {
@@ -83,6 +85,7 @@ class RankRecord:
             "work": asdict(self.work),
             "requests": [self._request(request) for request in self.requests],
             "schedule": self.schedule,
+            **({"decode": self.decode} if self.decode else {}),
         }
 
     def _request(self, request: Request) -> dict[str, Any]:

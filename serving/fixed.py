@@ -76,6 +76,10 @@ def deciders(
     def is_refused(spec: RequestSpec) -> bool:
         return limits.refusal(spec) is not None
 
+    if job.decode is not None:
+        return Scheduler(limits), Dispatcher(
+            specs, is_refused, [i // job.max_seqs for i in range(len(specs))]
+        )
     if not job.schedule:
         return Scheduler(limits), Dispatcher(specs, is_refused)
     assigned, rows = read_schedule(job.schedule)

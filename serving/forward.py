@@ -179,6 +179,10 @@ class Forward:
         """Run my experts of one layer over the rows received, grouped by slot; float32[R, hidden]."""
         price = self._charges.experts_ps(received.priced_per_slot)
         self._compute("experts", self._moe_repeats[moe_index] * price)
+        return self._expert_results(moe_index, received)
+
+    def _expert_results(self, moe_index: int, received: Received) -> NDArray[np.float32]:
+        """What my experts make of the rows received, grouped by slot; charges nothing."""
         layer = self._moe_layers[moe_index]
         results = np.empty_like(received.rows)
         first = 0

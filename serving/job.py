@@ -35,12 +35,25 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
+class DecodeOptions:
+    """How decode steps are measured: `steps` of them, `queries` rows a sequence (2: one drafted token is
+    verified), with the MTP layer if `mtp`, on dies that run unevenly if `jitter`."""
+
+    steps: int = 4
+    queries: int = 2
+    mtp: bool = True
+    jitter: bool = True
+
+
+@dataclass(frozen=True)
 class ReplayJob:
     """Settings of one replay, equal on every rank.
 
     batched_tokens: priced tokens a rank may compute in a step. max_seqs: requests a rank runs at once.
     priced_context: longest prompt plus output of the priced model. check_memory: refuse to run where a die at
     priced size has no room. schedule: directory of the schedule to follow (`write_schedule`); empty: live.
+    priced_overrides: of the priced model's numbers. decode: measure decode steps (`serving.decode`), with
+    request i on rank i // max_seqs; None: an ordinary replay.
     """
 
     model_dir: str
@@ -58,11 +71,18 @@ class ReplayJob:
     check_memory: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
     schedule: str = ""
+    priced_overrides: dict[str, str] = field(default_factory=dict)
+    decode: DecodeOptions | None = None
 
     @staticmethod
     def read(directory: str | Path) -> ReplayJob:
         fields = json.loads((Path(directory) / "job.json").read_text())
-        return ReplayJob(**(fields | {"sampling": SamplingParams(**fields["sampling"])}))
+        decode = fields["decode"]
+        made = {
+            "sampling": SamplingParams(**fields["sampling"]),
+            "decode": None if decode is None else DecodeOptions(**decode),
+        }
+        return ReplayJob(**(fields | made))
 
     def write(self, directory: str | Path) -> None:
         (Path(directory) / "job.json").write_text(json.dumps(asdict(self)))

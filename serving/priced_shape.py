@@ -1,5 +1,6 @@
 """The shapes of a priced model, read from a file as strict as a machine profile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -39,6 +40,13 @@ MODEL_KEYS: Final[dict[str, KeySpec]] = {
     "cost.step_bubble_us": KeySpec("us", 0, 10_000_000),
     "estimate.attention_imbalance": KeySpec("ratio", 1, 1_000),
     "estimate.expert_imbalance": KeySpec("ratio", 1, 1_000),
+    "decode.acceptance": KeySpec("ratio", 0, 1),
+    "decode.router_skew": KeySpec("ratio", 0, 1),
+    "jitter.launch_us": KeySpec("us", 0, 1_000_000),
+    "jitter.noise": KeySpec("ratio", 0, 0.25),
+    "jitter.stall_probability": KeySpec("ratio", 0, 1),
+    "jitter.stall_floor_us": KeySpec("us", 0, 1_000_000),
+    "jitter.stall_mean_us": KeySpec("us", 0, 1_000_000),
 }
 
 
@@ -110,6 +118,6 @@ def priced_path(name: str) -> Path:
     return folder / f"{stem}.toml"
 
 
-def load_model_entries(name: str) -> Profile:
-    """Return the labelled numbers of a priced model. Raises UsageError."""
-    return load_entries(priced_path(name), MODEL_KEYS, {}, "priced model")
+def load_model_entries(name: str, overrides: Mapping[str, str | float] | None = None) -> Profile:
+    """Return the labelled numbers of a priced model, `overrides` applied. Raises UsageError."""
+    return load_entries(priced_path(name), MODEL_KEYS, overrides or {}, "priced model")

@@ -38,9 +38,11 @@ class PricedModel:
     prices: PriceList
 
     @classmethod
-    def load(cls, name: str, profile: Profile) -> "PricedModel":
+    def load(
+        cls, name: str, profile: Profile, overrides: Mapping[str, str | float] | None = None
+    ) -> "PricedModel":
         """Load a priced model by name, alias or path of a .toml. Raises UsageError."""
-        entries = load_model_entries(name)
+        entries = load_model_entries(name, overrides)
         return cls(name, ModelShape.from_entries(entries), entries, profile, PriceList(profile))
 
     # ---- attention --------------------------------------------------------------------------------

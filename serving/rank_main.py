@@ -9,6 +9,8 @@ import emulator
 from emulator.spare import give_back, trim
 from serving.ahead import CommonParts, common_parts, job_requests
 from serving.charges import Charges
+from serving.decode.forward import DecodeForward, skew_router
+from serving.decode.jitter import Jitter
 from serving.engine import RankRecord, ServingEngine
 from serving.fixed import deciders
 from serving.forward import Forward
@@ -80,7 +82,14 @@ def build(
     charges = Charges(priced, device.num_ranks, shared_local=not placement.shared_placed)
     top_k = config.num_experts_per_tok
     link = PodLink(device, placement, config.hidden_size, top_k, common.sizes, record)
-    forward = Forward(device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
+    parts = (device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
+    forward: Forward
+    if job.decode is None:
+        forward = Forward(*parts)
+    else:
+        jitter = Jitter.from_entries(priced.entries, job.seed) if job.decode.jitter else Jitter()
+        skew_router(model, float(priced.entries.value("decode.router_skew")), job.seed)
+        forward = DecodeForward(*parts, job.decode, jitter, record.decode)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank)
     engine = ServingEngine(
         rank=device.rank,

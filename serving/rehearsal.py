@@ -57,7 +57,7 @@ def serve_alone(parts: CommonParts, specs: Sequence[RequestSpec], directory: str
 
 
 def _solo_job(job: ReplayJob) -> ReplayJob:
-    return replace(job, num_ranks=1, check_memory=False, schedule="", redundant_experts=0)
+    return replace(job, num_ranks=1, check_memory=False, schedule="", redundant_experts=0, decode=None)
 
 
 def _request(number: int, job: ReplayJob, context: int) -> RequestSpec:

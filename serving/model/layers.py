@@ -147,6 +147,11 @@ class Layer:
         not batch invariant."""
         return torch.sigmoid(torch.mm(h, self._gate))
 
+    @property
+    def router_bias(self) -> torch.Tensor:
+        """The correction bias, float32 [experts]; a MoE layer's only."""
+        return self._bias
+
     def set_router_bias(self, bias: torch.Tensor) -> None:
         """Choose with this correction bias, float32 [experts], from now on."""
         self._bias = bias

@@ -1,0 +1,1 @@
+"""One decode iteration of a whole pod, every dispatch and combine called, beside the published one."""

@@ -1,8 +1,8 @@
 """The two ends of one transfer as state machines: what may move now, what to wait for. Pure: no device.
 
-Both ends count slots of the ring for ever (`tail` filled, `head` emptied; modulo 2^32 in a record). The sender
-fills as long as the ring has room; the receiver learns from a record how far it is filled, empties it, and
-tells the sender.
+Both ends count slots of the ring for ever (`tail` filled, `head` emptied; modulo 2^32 in a record). The
+sender fills as long as the ring has room; the receiver learns from a record how far it is filled, empties it,
+and tells the sender.
 """
 
 from __future__ import annotations

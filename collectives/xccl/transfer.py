@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from collectives.xccl.layout import ACK, CORES_SHIFT, FIELD_DTYPE, REFUSED, TAIL
 from collectives.xccl.sides import Field, ReceiveSide, SendSide, Shares
@@ -20,11 +19,12 @@ from collectives.xccl.waves import TwoStage, Wave, cut, cut_blocks, local_ps, st
 from emulator.engine.api import ADD, GE
 from emulator.engine.posts import ORD_STRONG, ORD_TRACK
 from emulator.errors import SizeError, misuse
+from emulator.transport import Bytes
 
 if TYPE_CHECKING:
+    from collectives.xccl.areas import Areas
     from collectives.xccl.endpoint import Xccl
 
-Bytes = npt.NDArray[np.uint8]
 Condition = tuple[int, int, int]
 _NO_CHUNK = (1 << 32) - 1
 """chunkID of a refusal."""
@@ -257,7 +257,7 @@ class Batch:
         posts: fields of each. payload: bytes of data they stand for; records: records.
     """
 
-    def __init__(self, owner: Xccl, peer: int) -> None:
+    def __init__(self, owner: Areas, peer: int) -> None:
         self._owner, self._peer = owner, peer
         self._cls = owner.device.engine.link_class(peer)
         self._price = owner.device.engine.config.call_price_ps

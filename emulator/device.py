@@ -77,6 +77,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self.compiled = compiled_calls(self, BARRIER_CHANNEL, META_BYTES)
         """Operations as one compiled call each, where that is possible."""
         self._meet = self.compiled.meet if self.compiled else lambda: 0
+        self._schedule = self.compiled.schedule if self.compiled else lambda *_: None
 
     def _make_delivery(self) -> Delivery:
         if self.config.delivery == "natural":
@@ -296,6 +297,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self._retired = self.engine, self.memory, self.transport, self.board, self.ledger, self.compiled
         self.engine = self.memory = self.transport = self.board = self.ledger = ended
         self.compiled, self._meet = None, lambda: ended.meet
+        self._schedule = lambda *_: ended.schedule
 
 
 class Ended:

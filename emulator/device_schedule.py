@@ -16,6 +16,7 @@ from emulator.tracing import Op, RankTrace
 if TYPE_CHECKING:
     from emulator.board import Board
     from emulator.delivery import Delivery
+    from emulator.posting import Posting
 
 
 class ScheduleCalls(ABC):
@@ -26,6 +27,8 @@ class ScheduleCalls(ABC):
     board: Board
     ledger: Ledger
     delivery: Delivery
+    posting: Posting
+    _schedule: Callable[..., Any]
 
     def schedule(self, steps: Steps, sends: Sends, step_ps: int = 0, timeout_ps: int | None = None) -> int:
         """Carry out steps of compute, puts and a wait, asleep: one wake-up in all. See `Engine.schedule`.
@@ -47,6 +50,16 @@ class ScheduleCalls(ABC):
         Raises:
             UsageError: a field out of range. RankLostError: a peer is known to be dead.
         """
+        if not self.delivery.reorders:
+            carried_out: int | None = self._schedule(steps, sends, step_ps, timeout_ps)
+            if carried_out is not None:
+                if self.posting.owners:
+                    self.posting.dispatch()
+                return carried_out
+        return self._by_steps(steps, sends, step_ps, timeout_ps)
+
+    def _by_steps(self, steps: Steps, sends: Sends, step_ps: int, timeout_ps: int | None) -> int:
+        """The same, not compiled."""
         if not (_has(steps, STEP_DTYPE) and _has(sends, SEND_DTYPE)):
             self.engine.schedule(steps, sends, step_ps, timeout_ps)  # says what is wrong
         if self.board.dead.any():

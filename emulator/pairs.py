@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.engine.native import NativeEngine
+from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 from emulator.rows import Int64, Records, bad_fields, foreign_slot
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class CompiledCalls:
 
     Attributes:
         meet: take part in the barrier's exchange; returns 1, or 0 if it did nothing.
+        schedule: (steps, sends, step_ps, timeout_ps) as `Device.schedule`, or None if it did nothing.
     """
 
     def __init__(self, device: Device, channel: int, meta_bytes: int) -> None:
@@ -72,7 +74,11 @@ class CompiledCalls:
         calls = [device.memory.leave, trace.flush, self._fail, np.empty, np.ndarray, *dtypes]
         self._state = self._lib.sp_rank_calls(self._pack(state, calls).ctypes.data)
         self.meet: Callable[[], int] = self._lib.sp_meet(self._state)
-        self._kept += [buffer, board, trace]
+        self._kept += [buffer, board, trace, device.ledger]
+        tables = [self._state, device.ledger.wire.ctypes.data, board.dead.ctypes.data]
+        self.schedule: PairCall = self._lib.sp_scheduler(
+            self._pack(tables, [STEP_DTYPE, SEND_DTYPE]).ctypes.data
+        )
 
     def pair(
         self, shape: PairShape, times: Int64, out: PairSide, back: PairSide, handle: Any, number: int
@@ -149,6 +155,7 @@ def _library(path: str) -> Any:
         "sp_look_at": (None, [result, pointer]),
         "sp_rank_calls": (pointer, [pointer]),
         "sp_meet": (result, [pointer]),
+        "sp_scheduler": (result, [pointer]),
         "sp_pair_calls": (result, [pointer]),
     }
     for name, (kind, arguments) in signatures.items():

@@ -109,15 +109,11 @@ class BaseEngine(Checks):
         return first
 
     def schedule(self, steps: Steps, sends: Sends, step_ps: int = 0, timeout_ps: int | None = None) -> int:
-        timeout = -1 if timeout_ps is None else timeout_ps
-        if self._finished or not (
-            self._is_rows(steps, STEP_DTYPE)
-            and self._is_rows(sends, SEND_DTYPE)
-            and 0 <= step_ps <= LIMIT_PS
-            and -1 <= timeout <= LIMIT_PS
-        ):
-            self._explain_schedule(steps, sends, step_ps, timeout)
-        code = self._schedule(steps, sends, step_ps, timeout)
+        limit = 0 if timeout_ps is None else timeout_ps
+        rows = self._is_rows(steps, STEP_DTYPE) and self._is_rows(sends, SEND_DTYPE)
+        if self._finished or not rows or not (0 <= step_ps <= LIMIT_PS and 0 <= limit <= LIMIT_PS):
+            self._explain_schedule(steps, sends, step_ps, limit)
+        code = self._schedule(steps, sends, step_ps, -1 if timeout_ps is None else timeout_ps)
         if code < 0:
             self._explain_steps(steps, sends)
             raise InternalError(f"schedule: row {-code - 1} was refused, nobody knows why", rank=self.rank)

@@ -192,7 +192,7 @@ class Checks(Primitives):
     def _explain_schedule(self, steps: Any, sends: Any, step_ps: int, timeout_ps: int) -> None:
         self._alive("schedule")
         self._amount("schedule", "step_ps", step_ps)
-        self._amount("schedule", "timeout_ps", max(timeout_ps, 0) if timeout_ps >= -1 else timeout_ps)
+        self._amount("schedule", "timeout_ps", timeout_ps)
         name, rows = ("SEND_DTYPE", sends) if self._is_rows(steps, STEP_DTYPE) else ("STEP_DTYPE", steps)
         raise UsageError(f"schedule: needs a contiguous row of {name}, got {_kind(rows)}", rank=self.rank)
 

@@ -5,29 +5,13 @@
  * in the trace in one go. They do what `collectives/moe.py` does step by step, to the bit; where anything is out of the
  * ordinary (a bad argument, an open exchange) they touch nothing and return None, and the caller takes the steps.
  */
-#include "entry.h"
-#include "python_abi.h"
+#include "rank_calls.h"
 #include "rows.h"
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE (&_Py_NoneStruct)
-enum { OP_COMPUTE = 1, OP_EXCHANGE = 13, OP_ROWS = 15 }; /* emulator.tracing.Op */
 #define LIMIT_PS ((i64)1 << 60)
 #define LIMIT_BYTES ((i64)1 << 31)
-enum { FAIL_FIELDS = 1, FAIL_COUNTS, FAIL_SLOT };        /* emulator.pairs */
-
-typedef struct { i64 start, end, nbytes; u64 checksum; i32 peer, op; } trace_t;
-
-/* Of a rank. The first fields are filled by emulator/pairs.py, in this order. */
-typedef struct {
-    local_t *l;
-    uint8_t *state; /* my state on the board: 0 running, 1 blocked */
-    const i64 *posted, *applied;
-    char *trace;
-    i64 *trace_at, trace_size, channel, meta; /* of the barrier */
-    PyObject *leave, *flush, *fail, *empty, *ndarray, *float32, *int32, *int64;
-} rank_calls_t;
 
 typedef struct { i64 channel, *event; uint8_t *all[2], *own[2]; layout_t layout; } side_t;
 
@@ -43,32 +27,6 @@ typedef struct {
 typedef struct { i32 tokens, pairs, rows, sent, received, slots, num_ranks, topk; } kept_t;
 
 typedef struct { i64 start, pull_start, record, row_bytes, meta; } costs_t;
-
-/* ---- the trace, and errors */
-
-static int record(rank_calls_t *d, i64 op, i64 start, i64 peer, i64 nbytes, u64 checksum)
-{
-    if (*d->trace_at + (i64)sizeof(trace_t) > d->trace_size) {
-        PyObject *done = PyObject_CallFunctionObjArgs(d->flush, (PyObject *)0);
-        if (!done) return -1;
-        Py_DecRef(done);
-    }
-    trace_t t = { start, d->l->now, nbytes, checksum, (i32)peer, (i32)op };
-    memcpy(d->trace + *d->trace_at, &t, sizeof t);
-    *d->trace_at += (i64)sizeof t;
-    return 0;
-}
-
-/* Have the Python side raise what went wrong. */
-static PyObject *fail(rank_calls_t *d, i64 what, i64 number)
-{
-    PyObject *a = PyLong_FromLongLong(what), *b = PyLong_FromLongLong(number);
-    PyObject *raised = a && b ? PyObject_CallFunctionObjArgs(d->fail, a, b, (PyObject *)0) : 0;
-    if (a) Py_DecRef(a);
-    if (b) Py_DecRef(b);
-    if (raised) Py_DecRef(raised);
-    return 0;
-}
 
 /* ---- arguments */
 
@@ -105,7 +63,7 @@ static int charge_start(rank_calls_t *d, i64 ps)
     if (!ps) return 0;
     i64 start = d->l->now;
     sp_compute(d->l, ps, 0, 0); /* not published: the exchange follows at once */
-    return record(d, OP_COMPUTE, start, 0, 0, 0);
+    return sp_call_record(d, OP_COMPUTE, start, 0, 0, 0);
 }
 
 /* Post my row, which is in place, sleep until the exchange is over for me. */
@@ -119,14 +77,9 @@ static int take_part(rank_calls_t *d, const row_args_t *a)
     int code = sp_post_row(l, a);
     if (!code) code = sp_wait_rows(l, a, l->slot);
     PyEval_RestoreThread(thread);
-    *d->state = 0;
-    if (*d->posted != *d->applied) {
-        PyObject *done = PyObject_CallFunctionObjArgs(d->leave, (PyObject *)0);
-        if (!done) return -1;
-        Py_DecRef(done);
-    }
-    if (record(d, OP_EXCHANGE, start, -1, 0, 0)) return -1;
-    if (code) fail(d, 0, code);
+    if (sp_call_leave(d)) return -1;
+    if (sp_call_record(d, OP_EXCHANGE, start, -1, 0, 0)) return -1;
+    if (code) sp_call_fail(d, FAIL_ENGINE, code);
     return code ? -1 : 0;
 }
 
@@ -176,7 +129,7 @@ static int note(pair_t *p, const side_t *side, PyObject *rows, i64 count)
     i64 nbytes = count * p->hidden * 4;
     p->times[1] = l->records;
     p->times[2] = l->now;
-    return record(p->d, OP_ROWS, l->now, side->channel, nbytes,
+    return sp_call_record(p->d, OP_ROWS, l->now, side->channel, nbytes,
                   rows_checksum((const uint8_t *)((array_t *)rows)->data, nbytes));
 }
 
@@ -193,7 +146,7 @@ static PyObject *read_in(pair_t *p, i64 event, kept_t *k, const run_t *sent, con
     i64 n = p->d->l->c->cfg.n, total;
     run_t runs[n];
     i64 found = read_runs(p, event, runs, &total);
-    if (found < 0) return fail(p->d, FAIL_FIELDS, event);
+    if (found < 0) return sp_call_fail(p->d, FAIL_FIELDS, event);
     k->rows = (i32)total;
     k->received = (i32)found;
     i64 size = kept_bytes(k);
@@ -210,7 +163,7 @@ static PyObject *read_in(pair_t *p, i64 event, kept_t *k, const run_t *sent, con
         i64 done = rows_unpack_runs(p->out.all[event & 1], &p->out.layout, runs, found, k->slots, p->hidden,
                                     (i32)p->int8, (float *)((array_t *)rows)->data, by_slot, by_slot + k->slots,
                                     numbers + k->pairs);
-        if (done != total) fail(p->d, FAIL_SLOT, p->slots);
+        if (done != total) sp_call_fail(p->d, FAIL_SLOT, p->slots);
         else if (!note(p, &p->out, rows, total))
             made = PyObject_CallFunctionObjArgs(p->handle, rows, p->number, raw, (PyObject *)0);
     }
@@ -282,10 +235,10 @@ static PyObject *add_up(pair_t *p, i64 event, const kept_t *k, const i32 *order,
     run_t runs[n];
     const run_t *sent = (const run_t *)(k + 1);
     i64 found = read_runs(p, event, runs, &total);
-    if (found < 0) return fail(p->d, FAIL_FIELDS, event);
+    if (found < 0) return sp_call_fail(p->d, FAIL_FIELDS, event);
     int same = found == k->sent;
     for (i64 i = 0; same && i < found; i++) same = runs[i].rank == sent[i].rank && runs[i].count == sent[i].count;
-    if (!same) return fail(p->d, FAIL_COUNTS, event);
+    if (!same) return sp_call_fail(p->d, FAIL_COUNTS, event);
     PyObject *out = new_rows(p->d, k->tokens, p->hidden);
     const uint8_t **address = out ? malloc((size_t)(k->pairs + 1) * sizeof *address) : 0;
     if (!address) return out ? Py_DecRef(out), PyErr_NoMemory() : 0;
@@ -349,23 +302,6 @@ static PyObject *meet(PyObject *self, PyObject *const *args, intptr_t count)
 static PyMethodDef MEET = { "meet", meet, METH_FASTCALL, 0 }, DISPATCH = { "dispatch", dispatch, METH_FASTCALL, 0 },
                    COMBINE = { "combine", combine, METH_FASTCALL, 0 };
 
-static PyObject *bind(PyMethodDef *def, void *state)
-{
-    PyObject *capsule = PyCapsule_New(state, 0, 0), *made = 0;
-    if (capsule) {
-        made = PyCFunction_NewEx(def, capsule, 0);
-        Py_DecRef(capsule);
-    }
-    return made;
-}
-
-/* Copies live as long as the process: a function may be kept by anybody. */
-static void *copy(const void *from, size_t size)
-{
-    void *to = malloc(size);
-    return to ? memcpy(to, from, size) : 0;
-}
-
 /* What NumPy's arrays look like from here: data, dimensions, first two lengths, flags, dtype, type. */
 void sp_look_at(PyObject *array, i64 out[7])
 {
@@ -377,14 +313,12 @@ void sp_look_at(PyObject *array, i64 out[7])
 
 i64 sp_calls_size(i64 of_pair) { return of_pair ? (i64)sizeof(pair_t) : (i64)sizeof(rank_calls_t); }
 
-void *sp_rank_calls(const void *state) { return copy(state, sizeof(rank_calls_t)); }
-
-PyObject *sp_meet(void *state) { return bind(&MEET, state); }
+PyObject *sp_meet(void *state) { return sp_bind(&MEET, state); }
 
 PyObject *sp_pair_calls(const void *state)
 {
-    void *kept = copy(state, sizeof(pair_t));
-    PyObject *both = kept ? PyTuple_New(2) : 0, *out = both ? bind(&DISPATCH, kept) : 0, *back = out ? bind(&COMBINE, kept) : 0;
+    void *kept = sp_keep(state, sizeof(pair_t));
+    PyObject *both = kept ? PyTuple_New(2) : 0, *out = both ? sp_bind(&DISPATCH, kept) : 0, *back = out ? sp_bind(&COMBINE, kept) : 0;
     if (!back) return PyErr_NoMemory();
     PyTuple_SetItem(both, 0, out);
     PyTuple_SetItem(both, 1, back);

@@ -209,6 +209,17 @@ static i64 unsound(const config_t *k, const step_t *steps, i64 count, const send
     return 0;
 }
 
+/* Charged bytes of the puts, added to wire[plane]; returns their sum. */
+i64 sp_charged(const send_t *sends, i64 count, i64 *wire)
+{
+    i64 sum = 0;
+    for (i64 i = 0; i < count; i++) {
+        wire[sends[i].plane] += sends[i].nbytes;
+        sum += sends[i].nbytes;
+    }
+    return sum;
+}
+
 /* Carry out `count` steps; l->index is how many were. Returns 0, a FATAL_ code, or minus what `unsound` says. */
 i64 sp_schedule(local_t *l, const step_t *steps, i64 count, const send_t *sends, i64 puts, i64 step_ps, i64 timeout)
 {

@@ -53,11 +53,11 @@ class Space:
         self.device, self.words = device, words_of(device.num_ranks)
         config = device.config
         self.slots = max(1, min(MOST_SLOTS, config.words_per_rank // 3 // (2 * self.words)))
-        self.channels = max(1, (config.channels - 1) // 3)
+        self.channels = max(1, (config.channels - 1) // 2)
         _, self.first_word, self.first_channel = device.symmetric.carve(
             Area.HEAP, 0, "collective groups", words=self.slots * 2 * self.words, channels=self.channels
         )
-        self.free = (1 << self.slots) - 1
+        self.free = self.unused = (1 << self.slots) - 1
         self.counted = np.zeros(self.slots * 2 * self.words, np.int64)
         """Signals each word has had so far."""
         self.made: dict[tuple[int, ...], int] = {}
@@ -147,7 +147,8 @@ class Group:
         return Group.of(self.device, [self.members[place] for _, place in chosen])
 
     def free(self) -> None:
-        """Give the slot back; local, after the group's last collective. The world stays.
+        """Give the slot back; local, when the group's last collective has ended on all members. The world
+        stays.
 
         Raises:
             StateError: operations of it are not complete.
@@ -181,6 +182,9 @@ class Group:
         """Use this slot."""
         self._slot = slot
         self.space.free &= ~(1 << slot)
+        self.space.unused &= ~(1 << slot)
+        if slot and self.channel is not None:
+            self.device.open_group(self.channel, self.places)
         job = int(self.device.board.header[Board.HEADER_JOB])
         key = f"{zlib.crc32(repr(self.members).encode()):08x}-{self._serial}"
         folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
@@ -188,9 +192,10 @@ class Group:
 
     def _agree(self) -> None:
         """Agree with all members on a slot that is free at all of them."""
-        free = -1
-        for mask in self._gather(self.space.free, "slot"):
-            free &= mask
+        free = unused = -1
+        for masks in self._gather((self.space.free, self.space.unused), "slot"):
+            free, unused = free & masks[0], unused & masks[1]
+        free = unused or free  # given back slots last: others may still be in their last collective
         if not free:
             raise self.error(
                 UsageError,

@@ -1,7 +1,9 @@
 """Time of a collective: binds the flows of a group to the machine and lets them pass.
 
-exchange   one n-to-n operation of the engine on the group's channel, one wake-up
-schedule   steps of puts and waits on the group's words
+    exchange   one n-to-n operation of the engine on the group's channel
+    schedule   steps of puts and waits on the group's words, carried out while the rank sleeps
+
+Each is one wake-up. Groups beyond the channels there are do an exchange by puts.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from collectives.algorithms.steps import fan_out
 from collectives.groups import Group
 from emulator.engine.api import TIMEOUT
 from emulator.engine.posts import K_PUT, new_posts
+from emulator.engine.schedules import Sends, Steps
 
 
 def post(group: Group, flow: Flow) -> None:
     """Start a flow without blocking, as far as that goes: an exchange leaves, of a schedule nothing."""
-    if isinstance(flow, Exchange) and has_exchange(group, flow):
-        assert group.channel is not None
-        group.device.exchange_post(group.channel, None, 0, int(flow.record_bytes))
+    if not isinstance(flow, Exchange) or group.channel is None:
+        return
+    sizes = flow.record_bytes
+    if isinstance(sizes, int):
+        group.device.exchange_post(group.channel, None, 0, sizes)
+    else:
+        group.device.exchange_post(group.channel, None, 0, 0, record_bytes=sizes)
 
 
 def wait(group: Group, call: int, phase: int, flow: Flow, until_ps: int | None) -> bool:
@@ -30,19 +37,16 @@ def wait(group: Group, call: int, phase: int, flow: Flow, until_ps: int | None) 
 
     Completion: everything this rank waits for in the flow is here.
     """
-    if isinstance(flow, Schedule):
-        return run_schedule(group, call, flow, until_ps)
-    if not has_exchange(group, flow):
-        return run_schedule(group, call, as_schedule(group, flow, phase), until_ps)
-    assert group.channel is not None
-    result = group.device.exchange_wait(group.channel)
-    return until_ps is None or result.time_ps <= until_ps
-
-
-def has_exchange(group: Group, flow: Exchange) -> bool:
-    """Whether the engine carries this exchange as one operation."""
-    whole = group.channel is not None and group.size == group.device.num_ranks
-    return whole and isinstance(flow.record_bytes, int)
+    if isinstance(flow, Exchange) and group.channel is not None:
+        result = group.device.exchange_wait(group.channel)
+        return until_ps is None or result.time_ps <= until_ps
+    schedule = as_schedule(group, flow, phase) if isinstance(flow, Exchange) else flow
+    steps, sends = bound(group, call, schedule)
+    left = None if until_ps is None else max(0, until_ps - group.device.now_ps)
+    if group.device.schedule(steps, sends, timeout_ps=left) < len(steps):
+        return False
+    count(group, call, schedule)
+    return True
 
 
 def as_schedule(group: Group, flow: Exchange, phase: int) -> Schedule:
@@ -52,25 +56,39 @@ def as_schedule(group: Group, flow: Exchange, phase: int) -> Schedule:
     return fan_out(order, sizes[order], phase * Shape(group.size, group.rank).half, group.size)
 
 
-def run_schedule(group: Group, call: int, schedule: Schedule, until_ps: int | None) -> bool:
-    """Carry out a schedule step by step. Returns False when `until_ps` came first."""
-    device, first = group.device, group.first_word(call)
-    counted, base = group.space.counted, group.space.first_word + first
-    sends = new_posts(
-        len(schedule.sends), kind=K_PUT, peer=group.places[schedule.sends["peer"]],
-        word=schedule.sends["word"] + base,
-        **{name: schedule.sends[name] for name in ("nbytes", "value", "start_ps", "op", "plane")},
-    )  # fmt: skip
-    for compute_ps, value, at, count, word, cmp in schedule.steps.tolist():
+def bound(group: Group, call: int, schedule: Schedule) -> tuple[Steps, Sends]:
+    """A schedule with the words and ranks of the machine, and counts since the words were made."""
+    first = group.first_word(call)
+    steps, sends = schedule.steps.copy(), schedule.sends.copy()
+    waits = np.flatnonzero(steps["word"] >= 0)
+    words = steps["word"][waits]
+    steps["value"][waits] += group.space.counted[first + words]
+    steps["word"][waits] = words + (group.space.first_word + first)
+    sends["peer"] = group.places[sends["peer"]]
+    sends["word"] += group.space.first_word + first
+    return steps, sends
+
+
+def count(group: Group, call: int, schedule: Schedule) -> None:
+    """Note the signals that came."""
+    first = group.first_word(call)
+    for word, signals in schedule.signals.items():
+        group.space.counted[first + word] += signals
+
+
+def step_by_step(group: Group, call: int, schedule: Schedule, until_ps: int | None) -> bool:
+    """What a schedule means: the same as `wait` of it to the picosecond, a wake-up a step. For tests."""
+    device = group.device
+    steps, sends = bound(group, call, schedule)
+    posts = new_posts(len(sends), kind=K_PUT, **{name: sends[name] for name in sends.dtype.names or ()})
+    for compute_ps, value, at, size, word, cmp in steps.tolist():
         if compute_ps:
             device.compute(compute_ps, publish=False)
-        if count:
-            device.post(sends[at : at + count])
+        if size:
+            device.post(posts[at : at + size])
         if word >= 0:
             left = None if until_ps is None else max(0, until_ps - device.now_ps)
-            condition = (base + word, cmp, int(counted[first + word]) + value)
-            if device.wait([condition], timeout_ps=left) == TIMEOUT:
+            if device.wait([(word, cmp, value)], timeout_ps=left) == TIMEOUT:
                 return False
-    for word, signals in schedule.signals.items():
-        counted[first + word] += signals
+    count(group, call, schedule)
     return True

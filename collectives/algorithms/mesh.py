@@ -11,16 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.algorithms.steps import (
-    RECORD_BYTES,
-    SEND_DTYPE,
-    STEP_DTYPE,
-    Exchange,
-    Flow,
-    Schedule,
-    Shape,
-)
+from collectives.algorithms.steps import RECORD_BYTES, Exchange, Flow, Schedule, Shape
 from emulator.engine.api import ADD, GE
+from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 
 
 def barrier(shape: Shape) -> list[Flow]:

@@ -17,18 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.engine.api import ADD, GE
+from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 
-STEP_DTYPE = np.dtype(
-    [("compute_ps", "i8"), ("value", "i8"), ("first", "i4"), ("count", "i4"), ("word", "i4"), ("cmp", "i4")]
-)
-"""compute_ps: passes first. value, word, cmp: what to wait for; word -1 for nothing. first, count: sends."""
-SEND_DTYPE = np.dtype(
-    [
-        ("nbytes", "i8"), ("value", "i8"), ("start_ps", "i8"),
-        ("peer", "i4"), ("word", "i4"), ("op", "i4"), ("plane", "i4"),
-    ]
-)  # fmt: skip
-"""nbytes: charged. value, op: what happens to `word` of the peer at delivery."""
 Table = np.ndarray[Any, np.dtype[Any]]
 Int64 = npt.NDArray[np.int64]
 SIGNAL_BYTES = 8

@@ -1,8 +1,8 @@
-"""Wall time of collectives in SimGrid's SMPI 3.32, to stand beside ours: python benchmarks/smpi/run.py [RANKS]
+"""Wall time of collectives in SimGrid's SMPI, to stand beside ours: python benchmarks/smpi/run.py [RANKS]
 
-Needs Debian's libsimgrid-dev. Ranks are threads of one process there. The platform is a crossbar with the
-UB plane's published write bandwidth and latency. Each figure is the wall time of a run with some calls less that of
-one with none, divided by the calls; runs that take longer than LIMIT_S are ended and said to be longer.
+Needs Debian's libsimgrid-dev (3.32 on Debian 12). Ranks are threads of one process there. The platform is a
+crossbar with the UB plane's published write bandwidth and latency. Each figure is the wall time of a run with some
+calls less that of one with none, divided by the calls; runs longer than LIMIT_S are ended.
 """
 
 import json
@@ -42,7 +42,8 @@ def run(directory: Path, ranks: int, case: tuple[str, int, int], algorithm: str)
     """Wall seconds and output of one run; the time limit where it was reached."""
     operation, nbytes, times = case
     command = [
-        "smpirun", "-np", str(ranks), "-platform", str(directory / "pod.xml"), "-hostfile", str(directory / "hosts"),
+        "smpirun", "-np", str(ranks),
+        "-platform", str(directory / "pod.xml"), "-hostfile", str(directory / "hosts"),
         "--cfg=smpi/simulate-computation:no", "--cfg=contexts/stack-size:256", "--log=root.thres:critical",
         *([f"--cfg=smpi/{operation}:{algorithm}"] if algorithm else []),
         str(directory / "collective"), operation, str(nbytes), str(times),

@@ -89,25 +89,34 @@ class EpArea:
     Args:
         ranks: my group. Groups of one machine are disjoint, and every rank is in one.
         out_bytes, back_bytes: a block of dispatch, of combine.
-        micro_batches: how many may be in flight.
+        micro_batches: how many may be in flight. sets: of channels, to change the group with `regroup`.
 
     Raises:
         UsageError: no room (names the setting to raise), or ranks ask for other sizes.
     """
 
-    def __init__(self, ranks: Ranks, out_bytes: int, back_bytes: int, micro_batches: int) -> None:
+    def __init__(
+        self, ranks: Ranks, out_bytes: int, back_bytes: int, micro_batches: int, sets: int = 1
+    ) -> None:
         self.ranks, device = ranks, ranks.device
         self.counts_at = HEAD_BYTES + TEXT_BYTES + -(-4 * device.num_ranks // 64) * 64
-        self.table_bytes = self.counts_at + -(-4 * 2 * device.num_ranks // 64) * 64
+        self.table_bytes = self.counts_at + -(-4 * (2 * device.num_ranks + 1) // 64) * 64
         sizes = [-(-size // 64) * 64 for size in (out_bytes, back_bytes)]
         each = sum(2 * size + 2 * self.table_bytes for size in sizes)
         words = 2 * micro_batches * WORDS
         what = f"expert buffer {out_bytes} + {back_bytes} x {micro_batches}"
+        spare = device.library.setdefault(EpArea, [])
+        count = 2 * micro_batches * sets
+        kept = next((piece for piece in spare if piece[1] == count), None)
         base, word, channel = device.symmetric.carve(
-            Area.MANAGED, STATE_BYTES + micro_batches * each, what, words, 2 * micro_batches
+            Area.MANAGED, STATE_BYTES + micro_batches * each, what, words, 0 if kept else count
         )
+        if kept:
+            spare.remove(kept)
+            channel = kept[0]
+        self._channels = channel, count
         self._what = base, STATE_BYTES + micro_batches * each, what, word, words
-        self._state, at = base, base + STATE_BYTES
+        self._state, at, self._sets, self._set = base, base + STATE_BYTES, sets, 0
         self.places: list[tuple[Places, Places]] = []
         for _ in range(micro_batches):
             pair = []
@@ -116,17 +125,31 @@ class EpArea:
                 at, channel, word = at + 2 * (size + self.table_bytes), channel + 1, word + WORDS
             self.places.append((pair[0], pair[1]))
         self._rows(self._state, STATE_BYTES)[1][:] = 0
-        self.open_groups()
+        self.open_groups(always=kept is not None)
 
-    def open_groups(self) -> None:
+    def open_groups(self, always: bool = False) -> None:
         """Tell the engine who takes part, where it is not everybody."""
-        if not self.ranks.whole:
+        if always or not self.ranks.whole:
             for pair in self.places:
                 for place in pair:
                     self.ranks.device.open_group(place.channel, self.ranks.members.astype(np.int32))
 
+    def regroup(self, ranks: Ranks, mask: int) -> None:
+        """Go on among other ranks, on the next set of channels; local. `mask` tells groups apart."""
+        step = 2 * len(self.places)
+        self._set = (self._set + 1) % self._sets
+        shift = step if self._set else -step * (self._sets - 1)
+        self.ranks = ranks
+        self.places = [
+            (out._replace(channel=out.channel + shift), back._replace(channel=back.channel + shift))
+            for out, back in self.places
+        ]
+        self._rows(self._state, STATE_BYTES)[1].view(np.int64)[2] = mask
+        self.open_groups(always=True)
+
     def release(self) -> None:
-        """Give memory and words back (collective); channels stay used."""
+        """Give memory and words back (collective); channels are kept for the next buffer like it."""
+        self.ranks.device.library[EpArea].append(self._channels)
         base, nbytes, what, word, words = self._what
         self.ranks.device.symmetric.release(Area.MANAGED, base, nbytes, what, word, words)
 
@@ -233,7 +256,11 @@ class EpArea:
 
     def why(self, error: DeadlockError) -> Exception:
         """The reason of a deadlock where the states tell it: ranks of the group are in different calls."""
-        states = np.ascontiguousarray(self._of_all(self._state, STATE_BYTES)).view(np.int64)[:, :2]
+        states = np.ascontiguousarray(self._of_all(self._state, STATE_BYTES)).view(np.int64)[:, :3]
+        for mask in np.unique(states[:, 2])[1:]:
+            others = ranges(self.ranks.members[states[:, 2] == mask].tolist())
+            return CollectiveMismatchError(f"expert exchange: {others} mask other ranks than the rest does")
+        states = states[:, :2]
         if not (states != states[0]).any():
             return error
         rows, which = np.unique(states, axis=0, return_inverse=True)

@@ -90,13 +90,26 @@ class Moves:
         traffic.check_scheme(scheme)
         self.area, self.ranks, self.scheme = area, area.ranks, scheme
         self.num_experts, self.slots = num_experts, lay.slots_of(num_experts, area.ranks.size)
-        device = area.ranks.device
-        classes = device.topology.classes(device.rank)[area.ranks.members]
-        by_rank = np.array(planes, np.int64)[classes]
+        self._planes = np.array(planes, np.int64)
+        by_rank = self._by_rank()
         self.sides = [
             (Side(area, out, 2 * number + 1, by_rank), Side(area, back, 2 * number + 2, by_rank))
             for number, (out, back) in enumerate(area.places)
         ]
+
+    def _by_rank(self) -> Int64:
+        """Plane of pushed rows to each rank, int64 [R]."""
+        device = self.area.ranks.device
+        classes = device.topology.classes(device.rank)[self.area.ranks.members]
+        planes: Int64 = self._planes[classes]
+        return planes
+
+    def regroup(self, num_experts: int) -> None:
+        """Go on among the ranks the area has now, which have `num_experts` in all."""
+        self.ranks, self.num_experts, by_rank = self.area.ranks, num_experts, self._by_rank()
+        for sides, places in zip(self.sides, self.area.places, strict=True):
+            for side, place in zip(sides, places, strict=True):
+                side.place, side.planes = place, by_rank
 
     # --- dispatch -----------------------------------------------------------------------------------------
 
@@ -126,7 +139,7 @@ class Moves:
         """
         side = self.sides[batch][DISPATCH]
         form = RowFormat(raw.shape[1], self.slots if level == "pair" else 1)
-        most = self._most(call.facts) if level == "pair" else max(1, call.facts[6])
+        most = self._most(call.facts, level)
         blocks, trouble = side.blocks(form, most), call.trouble
         room, records = blocks.shape.capacity, route.sent.order.size
         if not trouble and records > room:
@@ -139,7 +152,8 @@ class Moves:
             per_row = route.topk_idx.shape[1] if level == "pair" else 1
             ids = np.ascontiguousarray(route.topk_idx).reshape(-1) if level == "pair" else None
             side.pack(blocks, raw, route.sent.order, per_row, ids)
-        counts = np.concatenate([route.spread.ranks, route.spread.nodes]).astype(np.int32)
+        spread = route.spread
+        counts = np.concatenate([spread.ranks, spread.nodes, [spread.tokens]]).astype(np.int32)
         tag = side.begin(Call(call.facts, counts, trouble), route.sent, blocks.shape.most)
         return self._open(side, blocks, start, tag, costs, route, level, cached, post)
 
@@ -147,39 +161,39 @@ class Moves:
         """Wait for everybody, carry the rows, read mine."""
         self._settle(sent)
         side, route, size = sent.side, sent.route, self.ranks.size
+        if self.scheme in ("deepep", "agrs"):
+            table = side.counts(size + self.ranks.nodes.count + 1).astype(np.int64)
+            route = route._replace(tokens=table[:, -1])
         if self.scheme == "deepep":
-            route = self._deepep_out(sent, side.counts(size + self.ranks.nodes.count))
+            route = self._deepep_out(sent, route, table[:, :-1])
         elif self.scheme == "all-to-all":
             side.again(route.spread.pairs * sent.costs.row_bytes)
         got, counts = side.unpack(sent.blocks)
-        if sent.level == "token":
-            route = route._replace(tokens=counts.astype(np.int64))
-        elif sent.level == "pair":
-            route = route._replace(received=counts)
+        route = route._replace(received=counts)
         return Came(got.rows, counts, got.per_slot, got.place, route)
 
-    def _deepep_out(self, sent: Sent, table: Int32) -> Route:
+    def _deepep_out(self, sent: Sent, route: Route, table: Int64) -> Route:
         """Both hops; returns the route with what the table said of the others."""
         size, me, nodes = self.ranks.size, self.ranks.me, self.ranks.nodes
-        ranks, on_nodes = table[:, :size].astype(np.int64), table[:, size:].astype(np.int64)
-        stages = traffic.dispatch_stages(me, nodes, ranks, sent.route.spread.nodes, sent.costs.row_bytes)
+        ranks, on_nodes = table[:, :size], table[:, size:]
+        stages = traffic.dispatch_stages(me, nodes, ranks, route.spread.nodes, sent.costs.row_bytes)
         sent.side.hops(*stages)
-        return sent.route._replace(held=ranks[:, me], on_node=on_nodes[:, nodes.node[me]])
+        return route._replace(held=ranks[:, me], on_node=on_nodes[:, nodes.node[me]])
 
     # --- combine ------------------------------------------------------------------------------------------
 
     def combine(
         self, raw: Float32, back: Grouped, route: Route, costs: OperationCosts, call: Call, *,
-        batch: int = 0, post: bool = False,
+        level: str = "pair", batch: int = 0, post: bool = False,
     ) -> Sent:  # fmt: skip
         """Write rows for their owners and open the operation.
 
         Args:
-            raw: float32 [P, words]. back: record i is row order[i], grouped by owner.
+            raw: float32 [P, words]. back: record i is row order[i], grouped by owner. level: of the records.
         """
         side = self.sides[batch][COMBINE]
         form = RowFormat(raw.shape[1], 1)
-        blocks, trouble = side.blocks(form, self._most(call.facts)), call.trouble
+        blocks, trouble = side.blocks(form, self._most(call.facts, level)), call.trouble
         room = blocks.shape.capacity
         if not trouble and back.order.size > room:
             trouble = f"combine: {back.order.size} rows, a block takes {room}; use larger buffers (max_rows)"
@@ -191,7 +205,7 @@ class Moves:
         if not trouble:
             side.pack(blocks, raw, back.order, 1, None)
         tag = side.begin(Call(call.facts, np.zeros(0, np.int32), trouble), back, blocks.shape.most)
-        return self._open(side, blocks, start, tag, costs, route, "pair", False, post)
+        return self._open(side, blocks, start, tag, costs, route, level, False, post)
 
     def finish_combine(self, sent: Sent, expected: Grouped) -> tuple[Float32, Int32]:
         """Wait, carry the sums, read my rows: float32 [records, words] by (rank, my own order of `expected`).
@@ -236,9 +250,9 @@ class Moves:
         if ps:
             self.ranks.device.compute(ps, publish=False)
 
-    def _most(self, facts: tuple[int, ...]) -> int:
-        """Most rows one rank can send to one other, a number all ranks agree on: capacity x choices."""
-        return max(1, facts[6] * facts[4])
+    def _most(self, facts: tuple[int, ...], level: str) -> int:
+        """Most rows one rank can send to one other, a number all ranks agree on."""
+        return max(1, facts[6] * (facts[4] if level == "pair" else 1))
 
 
 def facts(

@@ -107,16 +107,18 @@ class Side:
         Returns:
             the tag of my exchange (negative: trouble).
         """
+        device = self.area.ranks.device
         row = self.area.own_table(self.place, self.event % 2)
         facts = np.array([*call.facts, self.event], np.int64)
         row[: 8 * facts.size] = facts.view(np.uint8)
+        row[HEAD_BYTES - 16 : HEAD_BYTES - 8] = np.array([device.now_ps], np.int64).view(np.uint8)
         text = call.trouble.encode()[: TEXT_BYTES - 1]
         row[HEAD_BYTES : HEAD_BYTES + TEXT_BYTES] = 0
         row[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
         fields = (told.first.astype(np.int64) * (most + 1) + told.counts).astype(np.int32)
         for start, numbers in ((HEAD_BYTES + TEXT_BYTES, fields), (self.area.counts_at, call.counts)):
             row[start : start + numbers.nbytes] = numbers.view(np.uint8)
-        self.area.ranks.device.transport.publish()
+        device.transport.publish()
         self.area.enter(self._number, self.event)
         return -1 if call.trouble else zlib.crc32(facts.tobytes()) << 24 | self.event & 0xFFFFFF
 
@@ -220,6 +222,12 @@ class Side:
         if tag < 0 or (result.tags != tag).any():
             raise self.area.disagreement(self.area.tables(self.place, (self.event - 1) % 2))
         return result
+
+    def posted(self) -> Int64:
+        """When each rank opened the last event, int64 [R], ps."""
+        return (
+            self.area.column(self.place, (self.event - 1) % 2, HEAD_BYTES - 16, 2).copy().view(np.int64)[:, 0]
+        )
 
     # --- rows in ------------------------------------------------------------------------------------------
 

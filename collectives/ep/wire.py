@@ -45,8 +45,7 @@ def encode(x: Float32, kind: str) -> Float32:
         out[:, 4 : 4 + hidden] = steps.view(np.uint8)
     else:
         scales, codes = quantise_fp8(x)
-        out[:, : 4 * scales.shape[1]] = scales.view(np.uint8).reshape(n, -1)
-        out[:, 4 * scales.shape[1] :][:, :hidden] = codes
+        return join_fp8(codes, scales)
     return out.view(np.float32)
 
 
@@ -62,6 +61,16 @@ def decode(raw: Float32, kind: str, hidden: int) -> Float32:
         return np.ascontiguousarray(data[:, 4 : 4 + hidden]).view(np.int8).astype(np.float32) * scale
     codes, scales = split_fp8(raw, hidden)
     return dequantise_fp8(codes, scales)
+
+
+def join_fp8(codes: Bytes, scales: Float32) -> Float32:
+    """Words of codes uint8 [n, hidden] and scales float32 [n, blocks], as `encode` makes them."""
+    n, hidden = codes.shape
+    out = np.zeros((n, 4 * words("fp8", hidden)), np.uint8)
+    at = 4 * scales.shape[1]
+    out[:, :at] = np.ascontiguousarray(scales).view(np.uint8).reshape(n, -1)
+    out[:, at : at + hidden] = codes
+    return out.view(np.float32)
 
 
 def split_fp8(raw: Float32, hidden: int) -> tuple[Bytes, Float32]:
@@ -103,14 +112,19 @@ _VALUES = _fp8_values()
 _MIDDLE = (_VALUES[1:] + _VALUES[:-1]) / 2
 
 
-def quantise_fp8(x: Float32) -> tuple[Float32, Bytes]:
-    """Scales float32 [n, blocks of 128] and E4M3 codes uint8 [n, hidden]; ties to even codes."""
+def quantise_fp8(x: Float32, round_scale: bool = False) -> tuple[Float32, Bytes]:
+    """Scales float32 [n, blocks of 128] and E4M3 codes uint8 [n, hidden]; ties to even codes.
+
+    `round_scale`: scales are powers of two, not below the exact ones.
+    """
     n, hidden = x.shape
     blocks = -(-hidden // BLOCK)
     padded = np.zeros((n, blocks * BLOCK), np.float32)
     padded[:, :hidden] = x
     cut = padded.reshape(n, blocks, BLOCK)
     scales = (np.maximum(np.abs(cut).max(axis=2), np.float32(1e-4)) / np.float32(FP8_MAX)).astype(np.float32)
+    if round_scale:
+        scales = np.exp2(np.ceil(np.log2(scales.astype(np.float64)))).astype(np.float32)
     steps = np.abs(cut / scales[:, :, None]).reshape(n, -1)[:, :hidden].astype(np.float64)
     codes = np.searchsorted(_MIDDLE, steps, side="left")
     tie = (codes < _MIDDLE.size) & (_MIDDLE[np.minimum(codes, _MIDDLE.size - 1)] == steps) & (codes % 2 == 1)

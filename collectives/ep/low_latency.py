@@ -1,0 +1,320 @@
+"""DeepEP's low-latency kernels: fixed shapes, one row a (token, expert), two buffers, hooks, a rank mask.
+
+    [local expert, max_tokens * ranks, hidden]   rows of an expert by (source rank, token), the rest is 0
+
+An operation is posted at the call; with `return_recv_hook` its rows are there when the hook has been called,
+and other work of the rank goes on meanwhile. At most two operations may be without their hooks called.
+
+Masked ranks take no part: their experts count as unselected, nobody waits for them. All ranks that are not
+masked must mask the same ones; where they do not, the deadlock that follows is reported as what it is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.ep import layout as lay
+from collectives.ep import wire
+from collectives.ep.area import EpArea, Ranks, ranks_of
+from collectives.ep.faces import EventOverlap, Values, add_into, fill, give, is_torch, numbers, rows_of
+from collectives.ep.fixed_shape import FixedShape
+from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route, Sent, facts
+from collectives.ep.side import Call
+from collectives.ep.traffic import low_latency_row
+from collectives.moe import EpCosts, OperationCosts
+from emulator.errors import StateError, UsageError
+from emulator.rows import HEADER_BYTES
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+_NONE = np.zeros(0, np.int32)
+BUFFERS = 2
+
+
+class LowLatencyHandle(NamedTuple):
+    """DeepEP's five, then what is needed here.
+
+    src_info: int32 [slots, max_tokens * R], the token each row was at its source. layout_range: int64
+    [slots, R], first row << 32 | rows of each source. num_max_dispatch_tokens_per_rank, hidden, num_experts.
+    arrived: filled by the hook. buffer: which of the two. topk_idx: int64 [T, K], as dispatched.
+    """
+
+    src_info: Any
+    layout_range: Any
+    num_max_dispatch_tokens_per_rank: int
+    hidden: int
+    num_experts: int
+    arrived: Arrived
+    buffer: int
+    topk_idx: Int64
+
+
+class Arrived:
+    """What the hook of a dispatch found: the route with what came, rows' places, and their positions in the
+    fixed shape, int64 [P] of slot * (max_tokens * R) + place."""
+
+    route: Route
+    place: Int32
+    position: Int64
+    ready = False
+    zero_copy: Any = None
+
+
+class LowLatencyCalls:
+    """The low-latency operations of one shape, over `Moves`. Collective to make: costs a barrier.
+
+    Args:
+        ranks: the whole group. scheme: what the machine is charged for. max_tokens, hidden, topk: the shape.
+        costs: of dispatch and of combine; None: DeepEP's message sizes.
+    """
+
+    def __init__(
+        self, ranks: Ranks, scheme: str, num_experts: int, max_tokens: int, hidden: int, topk: int,
+        costs: tuple[OperationCosts | None, OperationCosts | None], planes: tuple[int, int, int, int],
+    ) -> None:  # fmt: skip
+        self._all, self._scheme, self._planes, self._costs = ranks, scheme, planes, costs
+        self.num_experts, self.max_tokens, self.hidden, self.topk = num_experts, max_tokens, hidden, topk
+        self.slots = lay.slots_of(num_experts, ranks.size)
+        row = HEADER_BYTES + 8 + 4 * wire.words("float32", hidden)
+        most = ranks.size * max_tokens * min(topk, self.slots)
+        blocks = (_chunks(max_tokens * topk) * row, _chunks(most) * row)
+        self._area = EpArea(ranks, *blocks, BUFFERS, sets=2)
+        self._moves = Moves(self._area, scheme, num_experts, planes)
+        self._alive = np.arange(ranks.size)
+        self._next = 0
+        self._hooks = 0
+
+    # --- the mask -----------------------------------------------------------------------------------------
+
+    def leave_out(self, masked: npt.NDArray[np.bool_]) -> None:
+        """Go on among the ranks that are not masked, bool [R]; local.
+
+        Raises:
+            StateError: hooks are not called yet. UsageError: I am masked.
+        """
+        alive = np.flatnonzero(~masked)
+        if np.array_equal(alive, self._alive):
+            return
+        if self._hooks:
+            raise StateError("rank mask: call the hooks of what is under way first")
+        if masked[self._all.me]:
+            raise UsageError("rank mask: a rank cannot mask itself")
+        self._alive = alive
+        ranks = ranks_of(self._all.device, self._all.members[alive])
+        self._area.regroup(
+            ranks, 0 if alive.size == self._all.size else zlib.crc32(alive.tobytes()) & 0x7FFFFFFF
+        )
+        self._moves.regroup(alive.size * self.slots)
+
+    def _compact(self, topk_idx: Int64) -> Int64:
+        """Experts numbered among the ranks that are not masked; those of masked ones are unselected."""
+        place = np.full(self._all.size, -1, np.int64)
+        place[self._alive] = np.arange(self._alive.size)
+        rank, slot = np.divmod(np.maximum(topk_idx, 0), self.slots)
+        there = (topk_idx >= 0) & (place[rank] >= 0)
+        return np.where(there, place[rank] * self.slots + slot, -1)
+
+    # --- dispatch -----------------------------------------------------------------------------------------
+
+    def dispatch(
+        self, x: Any, topk_idx: Any, stats: Any, waits: Any, use_fp8: bool, round_scale: bool, ue8m0: bool,
+        hook: bool,
+    ) -> tuple[Any, Any, LowLatencyHandle, EventOverlap, Callable[[], None]]:  # fmt: skip
+        """See `Buffer.low_latency_dispatch`."""
+        trouble = ""
+        try:
+            rows, ids = rows_of(x), numbers(topk_idx)
+            self._check(rows, ids)
+        except UsageError as error:
+            trouble = f"low_latency_dispatch: {error}"
+            rows = Values(np.empty((0, self.hidden), np.float32), None, "float32", is_torch(x))
+            ids = np.empty((0, self.topk), np.int64)
+        kind = "fp8" if use_fp8 else rows.kind
+        body = self._encode(rows.values, kind, round_scale)
+        token = np.arange(body.shape[0], dtype=np.int32).view(np.float32)[:, None]
+        raw = np.concatenate([body, token], axis=1)
+        number = self._take()
+        call = Call(self._facts(DISPATCH, raw.shape[1]), _NONE, trouble)
+        costs = self._costs[DISPATCH] or EpCosts(low_latency_row(self.hidden, use_fp8), meta_bytes=4)
+        route = self._moves.route(self._compact(ids), "pair")
+        posted_ps = self._all.device.now_ps
+        sent = self._moves.dispatch(raw, route, "pair", costs, call, batch=number, post=hook)
+        out = FixedShape(
+            self.slots, self.max_tokens * self._all.size, self._all.size, self.hidden, kind, rows.torch, ue8m0
+        )
+        handle = LowLatencyHandle(
+            out.src_info, out.layout_range, self.max_tokens, self.hidden, self.num_experts, Arrived(),
+            number, ids,
+        )  # fmt: skip
+
+        def receive() -> None:
+            self._receive(sent, out, handle, stats, waits, posted_ps)
+
+        return (
+            *self._finish(receive, hook, out),
+            handle,
+            EventOverlap(self._all.device.now_ps),
+            self._hook(receive, hook),
+        )
+
+    def _finish(self, receive: Callable[[], None], hook: bool, out: FixedShape) -> tuple[Any, Any]:
+        if not hook:
+            receive()
+        return out.rows, out.counts
+
+    def _hook(self, receive: Callable[[], None], hook: bool) -> Callable[[], None]:
+        """A hook that may be called once; without one there is nothing left to do."""
+        if not hook:
+            return lambda: None
+        self._hooks += 1
+        open_ = [True]
+
+        def call() -> None:
+            if not open_[0]:
+                raise StateError("low latency: this hook has been called already")
+            open_[0] = False
+            self._hooks -= 1
+            receive()
+
+        return call
+
+    def _receive(
+        self, sent: Sent, out: FixedShape, handle: LowLatencyHandle, stats: Any, waits: Any, posted_ps: int
+    ) -> None:
+        """Wait, then lay the rows out in the fixed shape."""
+        came = self._moves.finish_dispatch(sent)
+        room = self.max_tokens * self._all.size
+        first = np.cumsum(came.per_slot) - came.per_slot
+        slot = np.repeat(np.arange(self.slots), came.per_slot)
+        position = slot * room + np.arange(slot.size) - first[slot]
+        arrived = handle.arrived
+        arrived.route, arrived.place, arrived.position, arrived.ready = came.route, came.place, position, True
+        source = np.empty(slot.size, np.int64)
+        source[came.place] = np.repeat(self._alive, came.counts)
+        out.write(came.raw, position, slot, source)
+        fill(out.counts, came.per_slot.astype(np.int32))
+        if stats is not None:
+            add_into(stats, came.per_slot)
+        if waits is not None:
+            self._add_waits(sent, waits, posted_ps)
+
+    def _add_waits(self, sent: Sent, waits: Any, posted_ps: int) -> None:
+        """Add, for each source, how many ps later than I it was there."""
+        late = np.zeros((self._all.size, self._all.size), np.int64)
+        late[self._all.me, self._alive] = np.maximum(sent.side.posted() - posted_ps, 0)
+        add_into(waits, late if len(waits.shape) == 2 else late[self._all.me])
+
+    # --- combine ------------------------------------------------------------------------------------------
+
+    def combine(
+        self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, zero_copy: bool, hook: bool,
+        out: Any, waits: Any,
+    ) -> tuple[Any, EventOverlap, Callable[[], None]]:  # fmt: skip
+        """See `Buffer.low_latency_combine`."""
+        arrived, trouble = handle.arrived, ""
+        if not arrived.ready:
+            raise StateError("low_latency_combine: call the hook of the dispatch first")
+        try:
+            rows, weights = self._outputs(
+                arrived.zero_copy if zero_copy else x, topk_idx, topk_weights, handle
+            )
+        except UsageError as error:
+            trouble = f"low_latency_combine: {error}"
+            rows, weights = Values(np.empty((0, self.hidden), np.float32), None, "float32", False), None
+        raw = wire.encode(rows.values, rows.kind)
+        call = Call(self._facts(COMBINE, raw.shape[1]), _NONE, trouble)
+        costs = self._costs[COMBINE] or EpCosts(low_latency_row(self.hidden, False) - 16, meta_bytes=4)
+        back = lay.grouped(arrived.route.received, arrived.place)
+        posted_ps = self._all.device.now_ps
+        sent = self._moves.combine(raw, back, arrived.route, costs, call, batch=handle.buffer, post=hook)
+        tokens = handle.topk_idx.shape[0]
+        result = (
+            give(np.zeros((tokens, self.hidden), np.float32), rows.kind, rows.torch) if out is None else out
+        )
+
+        def receive() -> None:
+            got, order = self._moves.finish_combine(sent, arrived.route.pairs)
+            assert weights is not None
+            values = lay.add_up(wire.decode(got, rows.kind, self.hidden), order, weights)
+            if is_torch(result) or result.dtype == np.float32:
+                fill(result, values)
+            else:
+                fill(result, wire.to_bfloat16(values))
+            if waits is not None:
+                self._add_waits(sent, waits, posted_ps)
+
+        if not hook:
+            receive()
+        return result, EventOverlap(self._all.device.now_ps), self._hook(receive, hook)
+
+    def _outputs(
+        self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle
+    ) -> tuple[Values, Float32]:
+        """The rows that were received, taken out of the fixed shape; weights [T, K]."""
+        if not np.array_equal(numbers(topk_idx), handle.topk_idx):
+            raise UsageError("topk_idx is not that of the dispatch")
+        weights = numbers(topk_weights, np.float32)
+        if weights.shape != handle.topk_idx.shape:
+            raise UsageError(f"topk_weights must be {list(handle.topk_idx.shape)}, got {list(weights.shape)}")
+        shape = (self.slots, self.max_tokens * self._all.size, self.hidden)
+        if tuple(x.shape) != shape:
+            raise UsageError(f"x must be {list(shape)}, got {list(x.shape)}")
+        flat = x.reshape(-1, self.hidden)[handle.arrived.position]
+        return rows_of(flat), weights
+
+    # --- checks -------------------------------------------------------------------------------------------
+
+    def _take(self) -> int:
+        """The buffer of the next dispatch. Raises: StateError, both are under way."""
+        for number in (self._next, 1 - self._next):
+            if not any(side.busy for side in self._moves.sides[number]):
+                self._next = 1 - number
+                return number
+        raise StateError(
+            "low latency: two operations are under way, there are two buffers; call a hook first"
+        )
+
+    def _check(self, rows: Values, ids: Int64) -> None:
+        if ids.ndim != 2 or ids.shape[1] != self.topk:
+            raise UsageError(f"topk_idx must be [tokens, {self.topk}], got {list(ids.shape)}")
+        if ids.shape[0] > self.max_tokens:
+            raise UsageError(
+                f"{ids.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {self.max_tokens}; "
+                f"dispatch fewer or use larger buffers on all ranks"
+            )
+        if rows.codes is not None or rows.values.shape != (ids.shape[0], self.hidden):
+            raise UsageError(f"x must be [{ids.shape[0]}, {self.hidden}] in bfloat16 or float32")
+        lay.check_experts(ids, self.num_experts)
+
+    def _encode(self, values: Float32, kind: str, round_scale: bool) -> Float32:
+        if kind != "fp8":
+            return wire.encode(values, kind)
+        scales, codes = wire.quantise_fp8(values, round_scale)
+        return wire.join_fp8(codes, scales)
+
+    def _facts(self, operation: int, words: int) -> tuple[int, ...]:
+        mask = zlib.crc32(self._alive.tobytes())
+        return facts(
+            operation,
+            self._scheme,
+            words,
+            self.hidden,
+            self.topk,
+            self.num_experts,
+            self.max_tokens,
+            mask=mask,
+        )
+
+    def release(self) -> None:
+        """Give the memory back; all ranks of the machine."""
+        self._area.release()
+
+
+def _chunks(rows: int) -> int:
+    return (rows // 32 + 1) * 32

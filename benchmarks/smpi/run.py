@@ -1,8 +1,8 @@
 """Wall time of collectives in SimGrid's SMPI, to stand beside ours: python benchmarks/smpi/run.py [RANKS]
 
 Needs Debian's libsimgrid-dev (3.32 on Debian 12). Ranks are threads of one process there. The platform is a
-crossbar with the UB plane's published write bandwidth and latency. Each figure is the wall time of a run with some
-calls less that of one with none, divided by the calls; runs longer than LIMIT_S are ended.
+crossbar with the UB plane's published write bandwidth and latency. Each figure is the wall time of a run with
+some calls less that of one with none, divided by the calls; runs longer than LIMIT_S are ended.
 """
 
 import json

@@ -147,13 +147,13 @@ class Xccl(Areas):
         """Begin what waits for its pair or for cores, oldest first; nothing overtakes on its own pair."""
         self._retire()
         busy = {(t.kind, t.peer) for t in self._active}
-        free = self.numbers.cores - sum(t.cores for t in self._active)
+        free = self.numbers.cores - sum(t.held for t in self._active)
         for transfer in list(self._queued):
             place = transfer.kind, transfer.peer
-            if place not in busy and transfer.cores <= free:
+            if place not in busy and transfer.held <= free:
                 self._queued.remove(transfer)
                 self._active.append(transfer)
-                free -= transfer.cores
+                free -= transfer.held
                 transfer.begin(self.device.now_ps)
             busy.add(place)
 

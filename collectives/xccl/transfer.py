@@ -37,7 +37,7 @@ class Transfer(ABC):
         peer, event_id, cores: as asked for.
         nbytes: charged bytes; of a receive 0 until the first record is in.
         start_ps, end_ps: virtual times; end_ps 0 until it is done.
-        is_done: known to be complete.
+        is_done: known to be complete. held: cores it takes while it is under way.
     """
 
     kind = ""
@@ -45,7 +45,7 @@ class Transfer(ABC):
     def __init__(self, owner: Xccl, peer: int, event_id: int, cores: int, memory: Bytes) -> None:
         self._owner, self.peer, self.event_id, self.cores, self._memory = owner, peer, event_id, cores, memory
         self.nbytes = self.start_ps = self.end_ps = 0
-        self.finish_ps = -1
+        self.finish_ps, self.held = -1, cores
         self.is_done = False
         self._cls = owner.device.engine.link_class(peer)
         self._stage = TwoStage.at(0)
@@ -96,6 +96,7 @@ class Send(Transfer):
                  engine: str) -> None:  # fmt: skip
         super().__init__(owner, peer, event_id, cores, memory)
         self.nbytes, self._engine, g = charged, engine, owner.geometry
+        self.held = cores if engine == "mte" else 0
         if engine == "mte":
             waves = cut(charged, cores, g.chunk_bytes, g.slots, owner.control)
         else:

@@ -47,7 +47,8 @@ def cut(nbytes: int, cores: int, chunk_bytes: int, slots: int, control: str) -> 
         chunk_bytes: most bytes of a chunk; a small transfer has smaller ones, so that all cores work.
         slots: of the ring. control: "chunk" or "transfer".
     """
-    chunk = max(1, min(chunk_bytes, -(-max(nbytes, 1) // cores + _ALIGN - 1) // _ALIGN * _ALIGN))
+    share = -(-max(nbytes, 1) // cores)
+    chunk = min(chunk_bytes, -(-share // _ALIGN) * _ALIGN)
     total = max(1, -(-nbytes // chunk))
     width, waves, filled = min(cores, slots), [], 0
     for first in range(0, total, width):

@@ -9,6 +9,8 @@ emulator checks the program, not part of the machine.
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ __all__ = [
     "absent",
     "balance",
     "differences",
+    "mark_of",
 ]
 
 Int64 = npt.NDArray[np.int64]
@@ -110,6 +113,12 @@ def balance(sources: Int64 | int, targets: Int64 | int, counts: Int64 | int) -> 
         return int((mixed * np.asarray(counts).astype(np.uint64)).sum(dtype=np.uint64).view(np.int64))
 
 
+def mark_of(descriptor: Descriptor) -> int:
+    """64-bit odd hash of what must be equal on all ranks, but for the number of the call."""
+    numbers = ",".join(map(str, descriptor[1:AGREED]))
+    return int.from_bytes(hashlib.blake2b(numbers.encode(), digest_size=8).digest(), "little") | 1
+
+
 def name_of(table: Sequence[str], number: int) -> str:
     """Name of a number of one of the tables."""
     return table[number] if 0 <= number < len(table) else "none"
@@ -149,8 +158,6 @@ def absent(calls: Int64, call: int, members: Sequence[int]) -> list[int]:
 def number_in(table: Sequence[str], name: str, what: str, call: str) -> int:
     """Place of a name in one of the tables. Raises: UsageError."""
     if name not in table:
-        import difflib
-
         near = (difflib.get_close_matches(str(name), table, n=1, cutoff=0.0) or [table[0]])[0]
         raise UsageError(f"{call}: {what} {name!r} is not one of {', '.join(table)}; nearest: {near}")
     return table.index(name)

@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.agreement import DTYPES
-from collectives.store import put_pieces, take_pieces
+from collectives.pieces import Bytes, Int64, put_pieces, take_pieces
 from emulator.errors import DtypeError, SizeError
 
 Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 
 
 def dtype_of(array: Array, dtype: str | None, call: str) -> str:
@@ -37,9 +35,19 @@ def dtype_of(array: Array, dtype: str | None, call: str) -> str:
     return name
 
 
+def facts(array: Array, call: str) -> tuple[Any, ...]:
+    """All of an array that a plan depends on. Raises: DtypeError, it is none."""
+    if not isinstance(array, np.ndarray):
+        raise DtypeError(f"{call}: a numpy array is needed, got {type(array).__name__}", value=array)
+    return array.dtype, array.size, array.flags.writeable
+
+
 def raw_of(array: Array) -> Bytes:
     """Bytes of an array in C order: a view where it is contiguous, else a copy."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+    if not array.size:
+        return np.empty(0, np.uint8)
+    whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return whole.reshape(-1).view(np.uint8)
 
 
 def fill(array: Array, rows: Array) -> None:

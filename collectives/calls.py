@@ -1,4 +1,4 @@
-"""What all collectives have in common: reading keywords, choosing an algorithm, making the work."""
+"""What all collectives have in common: reading keywords, choosing an algorithm, making plans and work."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from collectives.algorithms import ALGORITHMS, Flow, Shape, applicable
 from collectives.buffers import Array, dtype_of
 from collectives.groups import Group
 from collectives.select import ENVIRONMENT_KEY, Choice, Link, checked, choose, overrides
-from collectives.work import Phase, Work
+from collectives.work import Phase, Plan, Work
 from emulator.engine.api import POD
 from emulator.errors import SizeError, UsageError
 
 Int64 = npt.NDArray[np.int64]
 Counts = Sequence[int] | npt.NDArray[np.integer[Any]]
 _LOGGER = logging.getLogger("collectives")
-_KEYWORDS = ("algorithm", "async_op", "charge_bytes", "dtype")
+_KEYWORDS = {"algorithm", "async_op", "charge_bytes", "dtype"}
+_MOST_PLANS = 512
 _MOST = 1 << 56
 
 
@@ -37,8 +38,43 @@ class How(TypedDict, total=False):
     dtype: str | None
 
 
+def begin(group: Group, plan: Plan, how: How, send: Any = None, recv: Any = None) -> Work:
+    """Call a collective; complete it unless it is asynchronous."""
+    group.log.append(plan.note)
+    if _LOGGER.isEnabledFor(logging.INFO):
+        _LOGGER.info("group %s: %s of %d bytes by %s (%s)", group.name, *plan.note)
+    work = Work(group, plan, send, recv)
+    if how.get("async_op"):
+        work.start()
+    else:
+        work.run()
+    return work
+
+
+def planned(group: Group, key: Any, make: Callable[[], Plan]) -> Plan:
+    """The plan for what `key` says, made once. Raises: what `make` does."""
+    plan = group.plans.get(key)
+    if plan is None:
+        if len(group.plans) >= _MOST_PLANS:
+            group.plans.clear()
+        plan = group.plans[key] = make()
+    return plan
+
+
+def key_of(kind: str, how: How, *facts: Any) -> Any:
+    """What a plan depends on: the operation, its keywords and `facts`."""
+    return (
+        kind,
+        how.get("algorithm"),
+        how.get("charge_bytes"),
+        how.get("dtype"),
+        how.keys() <= _KEYWORDS,
+        facts,
+    )
+
+
 class Call:
-    """One call of a collective on this rank, before it is a `Work`.
+    """What one call of a collective says, while its plan is made.
 
     Args:
         kind: operation. array: of the elements it carries, None for none.
@@ -51,12 +87,12 @@ class Call:
         self.group, self.kind, self.how = group, kind, how
         unknown = [name for name in how if name not in _KEYWORDS]
         if unknown:
-            raise UsageError(f"{kind}: no keyword {unknown[0]!r}; there are {', '.join(_KEYWORDS)}")
+            raise UsageError(f"{kind}: no keyword {unknown[0]!r}; there are {', '.join(sorted(_KEYWORDS))}")
         self.charge = how.get("charge_bytes")
         if self.charge is not None and not 0 <= self.charge < _MOST:
             raise group.error(SizeError, f"{kind}: charge_bytes is {self.charge}, 0 or more", self.charge)
         self.dtype = "" if array is None else dtype_of(array, how.get("dtype"), kind)
-        self.number = group.calls + 1
+        self._note = (kind, 0, "", "")
 
     def priced(self, nbytes: int) -> int:
         """Bytes of a block as they are charged."""
@@ -66,8 +102,8 @@ class Call:
         """Bytes of blocks of unequal counts as they are charged."""
         return counts * self.priced(itemsize)
 
-    def choose(self, nbytes: int, sized: bool = True) -> str:
-        """Name of the algorithm: the caller's, the environment's or the selector's; logged.
+    def choose(self, nbytes: int) -> str:
+        """Name of the algorithm: the caller's, the environment's or the selector's.
 
         Args:
             nbytes: priced, of what `select.choose` says.
@@ -84,9 +120,7 @@ class Call:
                 f"{kind}: two-level needs several nodes with equally many ranks of the group {group.name}, "
                 f"more than one; nearest: {next(iter(ALGORITHMS[kind]))}"
             )
-        group.log.append((kind, nbytes, name, why))
-        if _LOGGER.isEnabledFor(logging.INFO):
-            _LOGGER.info("%s of %d bytes in group %s: %s (%s)", kind, nbytes, group.name, name, why)
+        self._note = (kind, nbytes, name, why)
         return name
 
     def flows(self, name: str, sizes: int | Int64 = 0, root: int = 0) -> list[Flow]:
@@ -96,29 +130,24 @@ class Call:
             return _flows(self.kind, name, group.size, group.rank, sizes, root, nodes_of(group))
         return ALGORITHMS[self.kind][name](Shape(group.size, group.rank, sizes, root, nodes_of(group)))
 
-    def begin(
+    def plan(
         self,
         name: str,
-        phases: Sequence[Phase],
-        disagreement: Callable[[], str] = str,
+        phases: list[Phase],
+        disagreement: Callable[[Work], str] | None = None,
         length: int = -1,
         counts: Int64 | None = None,
         op: str = "",
         root: int = -1,
         balance: int = 0,
-    ) -> Work:
-        """Make the work and start it; complete it unless it is asynchronous."""
+    ) -> Plan:
+        """The plan of this call."""
         descriptor = Descriptor(
-            self.number, KINDS.index(self.kind), DTYPES.index(self.dtype) if self.dtype else -1, length,
+            0, KINDS.index(self.kind), DTYPES.index(self.dtype) if self.dtype else -1, length,
             -1 if counts is None else zlib.crc32(counts.tobytes()), OPS.index(op) if op else -1, root,
             -1 if self.charge is None else self.charge, NAMES.index(name), balance,
         )  # fmt: skip
-        self.group.calls += 1
-        work = Work(self.group, descriptor, name, phases, disagreement)
-        work.start()
-        if not self.how.get("async_op"):
-            work.wait()
-        return work
+        return Plan.of(descriptor, name, phases, self._note, disagreement)
 
     def counts(self, name: str, values: Counts) -> Int64:
         """Counts of all ranks of the group, int64 [g], at least 0. Raises: SizeError."""

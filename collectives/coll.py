@@ -22,17 +22,15 @@ from __future__ import annotations
 
 from typing import Unpack
 
-import numpy as np
-
 from collectives import rooted
 from collectives.algorithms import WHOLE
-from collectives.buffers import Array, check_count, check_same, fill, fill_elements, raw_of, spread
-from collectives.calls import Call, Counts, How
+from collectives.buffers import Array, check_count, check_same, facts, fill, fill_elements, raw_of, spread
+from collectives.calls import Call, Counts, How, begin, key_of, planned
 from collectives.groups import Group
 from collectives.p2p import recv, send
 from collectives.reduction import checked_op, fold
 from collectives.unequal import all_to_all_v
-from collectives.work import Phase, Work
+from collectives.work import Phase, Plan, Work
 from emulator.errors import SizeError
 
 __all__ = [
@@ -60,9 +58,13 @@ gather, gather_v, scatter, scatter_v = rooted.gather, rooted.gather_v, rooted.sc
 
 def barrier(group: Group, **how: Unpack[How]) -> Work:
     """Wait until all ranks of the group are here."""
-    call = Call(group, "barrier", how)
-    name = call.choose(0)
-    return call.begin(name, [Phase(flow) for flow in call.flows(name)])
+
+    def make() -> Plan:
+        call = Call(group, "barrier", how)
+        name = call.choose(0)
+        return call.plan(name, [Phase(flow) for flow in call.flows(name)])
+
+    return begin(group, planned(group, key_of("barrier", how), make), how)
 
 
 def all_to_all(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Work:
@@ -71,37 +73,47 @@ def all_to_all(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Wo
     Raises:
         SizeError: recv is no block for each rank, or has another size. DtypeError: types differ.
     """
-    call, size, store = Call(group, "all_to_all", how, send), group.size, group.store
-    check_same(call.kind, send, recv)
-    check_count(call.kind, "recv", recv, send.size, "as send")
-    if send.size % size:
-        raise group.error(
-            SizeError, f"all_to_all: {send.size} elements are not {size} equal blocks", send.size
+
+    def make() -> Plan:
+        call, size = Call(group, "all_to_all", how, send), group.size
+        check_same(call.kind, send, recv)
+        check_count(call.kind, "recv", recv, send.size, "as send")
+        if send.size % size:
+            text = f"all_to_all: {send.size} elements are not {size} equal blocks"
+            raise group.error(SizeError, text, send.size)
+        priced = call.priced(send.nbytes // size)
+        name = call.choose(priced)
+        units, me = group.store.units(send.nbytes // size, size), group.rank
+        [flow] = call.flows(name, priced)
+        phase = Phase(
+            flow,
+            lambda work: units.publish(work.number, raw_of(work.send)),
+            lambda work: fill(work.recv, units.column(work.number, me)),
         )
-    unit, number = send.nbytes // size, call.number
-    name = call.choose(call.priced(unit))
+        return call.plan(name, [phase], length=send.size // size)
 
-    def after() -> None:
-        fill(recv, store.column(number, group.rank, unit))
-
-    [flow] = call.flows(name, call.priced(unit))
-    phase = Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)
-    return call.begin(name, [phase], length=send.size // size)
+    key = key_of("all_to_all", how, *facts(send, "all_to_all"), *facts(recv, "all_to_all"))
+    return begin(group, planned(group, key, make), how, send, recv)
 
 
 def all_gather(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Work:
     """Give `send` to all; `recv` holds the ranks' one after the other. Raises: as `all_to_all`."""
-    call, store, unit = Call(group, "all_gather", how, send), group.store, send.nbytes
-    check_same(call.kind, send, recv)
-    check_count(call.kind, "recv", recv, send.size * group.size, f"{group.size} times send")
-    name, number = call.choose(call.priced(unit)), call.number
-    [flow] = call.flows(name, call.priced(unit))
-    phase = Phase(
-        flow,
-        lambda: store.publish(number, raw_of(send), unit),
-        lambda: fill(recv, store.column(number, 0, unit)),
-    )
-    return call.begin(name, [phase], length=send.size)
+
+    def make() -> Plan:
+        call = Call(group, "all_gather", how, send)
+        check_same(call.kind, send, recv)
+        check_count(call.kind, "recv", recv, send.size * group.size, f"{group.size} times send")
+        name, units = call.choose(call.priced(send.nbytes)), group.store.units(send.nbytes, 1)
+        [flow] = call.flows(name, call.priced(send.nbytes))
+        phase = Phase(
+            flow,
+            lambda work: units.publish(work.number, raw_of(work.send)),
+            lambda work: fill(work.recv, units.column(work.number, 0)),
+        )
+        return call.plan(name, [phase], length=send.size)
+
+    key = key_of("all_gather", how, *facts(send, "all_gather"), *facts(recv, "all_gather"))
+    return begin(group, planned(group, key, make), how, send, recv)
 
 
 def reduce_scatter(group: Group, send: Array, recv: Array, op: str = "sum", **how: Unpack[How]) -> Work:
@@ -110,68 +122,71 @@ def reduce_scatter(group: Group, send: Array, recv: Array, op: str = "sum", **ho
     Raises:
         SizeError: send is no block as large as recv for each rank. DtypeError: types differ, or have no `op`.
     """
-    call, store, unit = Call(group, "reduce_scatter", how, send), group.store, recv.nbytes
-    check_same(call.kind, send, recv)
-    checked_op(op, call.dtype, call.kind)
-    check_count(call.kind, "send", send, recv.size * group.size, f"{group.size} times recv")
-    name, number = call.choose(call.priced(unit)), call.number
 
-    def after() -> None:
-        rows = store.column(number, group.rank, unit).view(send.dtype)
-        fill_elements(recv, fold(rows, op, call.dtype))
+    def make() -> Plan:
+        call = Call(group, "reduce_scatter", how, send)
+        check_same(call.kind, send, recv)
+        checked_op(op, call.dtype, call.kind)
+        check_count(call.kind, "send", send, recv.size * group.size, f"{group.size} times recv")
+        name, units = call.choose(call.priced(recv.nbytes)), group.store.units(recv.nbytes, group.size)
+        [flow], kind, me = call.flows(name, call.priced(recv.nbytes)), send.dtype, group.rank
 
-    [flow] = call.flows(name, call.priced(unit))
-    phase = Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)
-    return call.begin(name, [phase], length=recv.size, op=op)
+        def after(work: Work) -> None:
+            fill_elements(work.recv, fold(units.column(work.number, me).view(kind), op, call.dtype))
+
+        phase = Phase(flow, lambda work: units.publish(work.number, raw_of(work.send)), after)
+        return call.plan(name, [phase], length=recv.size, op=op)
+
+    key = key_of("reduce_scatter", how, op, *facts(send, "reduce_scatter"), *facts(recv, "reduce_scatter"))
+    return begin(group, planned(group, key, make), how, send, recv)
 
 
 def all_reduce(group: Group, send: Array, recv: Array, op: str = "sum", **how: Unpack[How]) -> Work:
     """Reduce `send` of all ranks, element by element, into `recv` of each. Raises: as `reduce_scatter`."""
-    call = Call(group, "all_reduce", how, send)
-    check_same(call.kind, send, recv)
-    checked_op(op, call.dtype, call.kind)
-    check_count(call.kind, "recv", recv, send.size, "as send")
-    name = call.choose(call.priced(send.nbytes))
-    phases = _whole(call, name, send, recv, op) if name in WHOLE else _in_blocks(call, name, send, recv, op)
-    return call.begin(name, phases, length=send.size, op=op)
+
+    def make() -> Plan:
+        call = Call(group, "all_reduce", how, send)
+        check_same(call.kind, send, recv)
+        checked_op(op, call.dtype, call.kind)
+        check_count(call.kind, "recv", recv, send.size, "as send")
+        name = call.choose(call.priced(send.nbytes))
+        phases = (_whole if name in WHOLE else _in_blocks)(call, name, send, op)
+        return call.plan(name, phases, length=send.size, op=op)
+
+    key = key_of("all_reduce", how, op, *facts(send, "all_reduce"), *facts(recv, "all_reduce"))
+    return begin(group, planned(group, key, make), how, send, recv)
 
 
-def _whole(call: Call, name: str, send: Array, recv: Array, op: str) -> list[Phase]:
+def _whole(call: Call, name: str, send: Array, op: str) -> list[Phase]:
     """Every rank reads all vectors and adds them up."""
-    store, number, unit = call.group.store, call.number, send.nbytes
+    units, kind, dtype = call.group.store.units(send.nbytes, 1), send.dtype, call.dtype
 
-    def after() -> None:
-        fill_elements(recv, fold(store.column(number, 0, unit).view(send.dtype), op, call.dtype))
+    def after(work: Work) -> None:
+        fill_elements(work.recv, fold(units.column(work.number, 0).view(kind), op, dtype))
 
-    [flow] = call.flows(name, call.priced(unit))
-    return [Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)]
+    [flow] = call.flows(name, call.priced(send.nbytes))
+    return [Phase(flow, lambda work: units.publish(work.number, raw_of(work.send)), after)]
 
 
-def _in_blocks(call: Call, name: str, send: Array, recv: Array, op: str) -> list[Phase]:
-    """Rank i adds up block i of all, and gives it to all. Blocks are equal; the last may be short or
-    empty."""
-    group, store, number = call.group, call.group.store, call.number
-    each = -(-send.size // group.size)
-    unit, base = each * send.itemsize, store.end_of(each * send.itemsize, group.size)
-    priced = call.priced(unit) if call.charge is None else -(-call.charge // group.size)
+def _in_blocks(call: Call, name: str, send: Array, op: str) -> list[Phase]:
+    """Rank i adds up block i of all, and gives it to all. Blocks are equal; the last may be short or none."""
+    group, kind, dtype, me, nbytes = call.group, send.dtype, call.dtype, call.group.rank, send.nbytes
+    unit = -(-send.size // group.size) * send.itemsize
+    parts = group.store.units(unit, group.size)
+    sums = group.store.units(unit, 1, after=parts)
+    priced = unit if call.charge is None else -(-call.charge // group.size)
     first, second = call.flows(name, priced)
 
-    def publish() -> None:
-        store.publish(number, padded_to(raw_of(send), unit * group.size), unit)
+    def add_up(work: Work) -> None:
+        mine = fold(parts.column(work.number, me).view(kind), op, dtype)
+        sums.publish(work.number, raw_of(mine))
 
-    def add_up() -> None:
-        mine = fold(store.column(number, group.rank, unit).view(send.dtype), op, call.dtype)
-        store.publish(number, raw_of(mine), unit, base)
+    def after(work: Work) -> None:
+        rows = sums.column(work.number, 0)
+        fill(work.recv, rows if rows.size == nbytes else rows.reshape(-1)[:nbytes])
 
-    def after() -> None:
-        fill(recv, store.column(number, 0, unit, base).reshape(-1)[: recv.nbytes])
-
-    return [Phase(first, publish), Phase(second, add_up, after)]
-
-
-def padded_to(raw: Array, nbytes: int) -> Array:
-    """`raw`, uint8, with zeros after it up to `nbytes`."""
-    return raw if raw.size == nbytes else np.concatenate([raw, np.zeros(nbytes - raw.size, np.uint8)])
+    publish = Phase(first, lambda work: parts.publish(work.number, raw_of(work.send)))
+    return [publish, Phase(second, add_up, after)]
 
 
 def all_gather_v(
@@ -186,18 +201,16 @@ def all_gather_v(
     check_same(call.kind, send, recv)
     counted = call.counts("counts", counts)
     check_count(call.kind, "send", send, int(counted[group.rank]), f"counts[{group.rank}]")
-    starts = call.displacements("displs", displs, counted, recv.size)
-    sizes, number = counted * send.itemsize, call.number
-    total, ends = int(sizes.sum()), np.cumsum(sizes)
-    name = call.choose(int(call.priced_counts(counted, send.itemsize).max(initial=0)))
-    [flow] = call.flows(name, call.priced_counts(counted, send.itemsize))
-    before = int(ends[group.rank] - sizes[group.rank])
+    starts, sizes = call.displacements("displs", displs, counted, recv.size), counted * send.itemsize
+    priced = call.priced_counts(counted, send.itemsize)
+    name = call.choose(int(priced.max(initial=0)))
+    [flow] = call.flows(name, priced)
     phase = Phase(
         flow,
-        lambda: store.publish_dense(number, before, total, raw_of(send)),
-        lambda: spread(recv, starts, counted, store.dense(number, total)),
+        lambda work: store.publish_dense(work.number, sizes, raw_of(work.send)),
+        lambda work: spread(work.recv, starts, counted, store.dense(work.number, sizes)),
     )
-    return call.begin(name, [phase], counts=counted)
+    return begin(group, call.plan(name, [phase], counts=counted), how, send, recv)
 
 
 def reduce_scatter_v(
@@ -214,13 +227,14 @@ def reduce_scatter_v(
     counted = call.counts("counts", counts)
     check_count(call.kind, "send", send, int(counted.sum()), "the sum of counts")
     check_count(call.kind, "recv", recv, int(counted[group.rank]), f"counts[{group.rank}]")
-    number, start = call.number, int(counted[: group.rank].sum()) * send.itemsize
-    name = call.choose(int(call.priced_counts(counted, send.itemsize).max(initial=0)))
+    start, nbytes = int(counted[: group.rank].sum()) * send.itemsize, recv.nbytes
+    priced = call.priced_counts(counted, send.itemsize)
+    name = call.choose(int(priced.max(initial=0)))
 
-    def after() -> None:
-        rows = np.ascontiguousarray(store.rows(number, start, recv.nbytes)).view(send.dtype)
-        fill_elements(recv, fold(rows, op, call.dtype))
+    def after(work: Work) -> None:
+        rows = store.rows(work.number, start, nbytes).view(send.dtype)
+        fill_elements(work.recv, fold(rows, op, call.dtype))
 
-    [flow] = call.flows(name, call.priced_counts(counted, send.itemsize))
-    phase = Phase(flow, lambda: store.publish_raw(number, [(0, raw_of(send))]), after)
-    return call.begin(name, [phase], counts=counted, op=op)
+    [flow] = call.flows(name, priced)
+    phase = Phase(flow, lambda work: store.publish_raw(work.number, [(0, raw_of(work.send))]), after)
+    return begin(group, call.plan(name, [phase], counts=counted, op=op), how, send, recv)

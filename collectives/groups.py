@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from collectives.remote_store import HEAD, RemoteStore
 from collectives.store import SharedStore
 from emulator import Device
 from emulator.board import Board
@@ -30,7 +31,7 @@ from memsem.communicator import Communicator
 from memsem.endpoint import endpoint_of
 
 if TYPE_CHECKING:
-    from collectives.work import Work
+    from collectives.work import Plan, Work
 
 AnyCommunicator = TypeVar("AnyCommunicator", bound=Communicator)
 MOST_SLOTS = 16
@@ -54,9 +55,12 @@ class Space:
         config = device.config
         self.slots = max(1, min(MOST_SLOTS, config.words_per_rank // 3 // (2 * self.words)))
         self.channels = max(1, (config.channels - 1) // 2)
-        _, self.first_word, self.first_channel = device.symmetric.carve(
-            Area.HEAP, 0, "collective groups", words=self.slots * 2 * self.words, channels=self.channels
-        )
+        shared = device.transport.kind == "shared"  # then the groups' bytes are in files of their own
+        self.room = 0 if shared else max(2 * HEAD, config.managed_bytes // 2 // self.slots // 4096 * 4096)
+        self.managed, self.first_word, self.first_channel = device.symmetric.carve(
+            Area.HEAP if shared else Area.MANAGED, self.slots * self.room, "collective groups",
+            words=self.slots * 2 * self.words, channels=self.channels,
+        )  # fmt: skip
         self.free = self.unused = (1 << self.slots) - 1
         self.counted = np.zeros(self.slots * 2 * self.words, np.int64)
         """Signals each word has had so far."""
@@ -94,6 +98,8 @@ class Group:
         self.places = np.array(members, np.int32)
         self.nodes: tuple[int, ...] | None = None
         self.calls = 0
+        self.plans: dict[Any, Plan] = {}
+        """Plans of calls made before, by what they depend on; see `collectives.calls`."""
         self.open: deque[Work] = deque()
         self._slot = -1
         self._splits = 0
@@ -158,6 +164,7 @@ class Group:
         if self._slot > 0:
             self.space.free |= 1 << self._slot
             self._slot, self._store = -1, None
+            self.plans.clear()
 
     # --- what a collective needs ------------------------------------------------------------------------
 
@@ -188,7 +195,13 @@ class Group:
         job = int(self.device.board.header[Board.HEADER_JOB])
         key = f"{zlib.crc32(repr(self.members).encode()):08x}-{self._serial}"
         folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
-        self._store = SharedStore(f"{folder}/superpod-{job:016x}-group-{key}-{slot}", self.size, self.rank)
+        path = f"{folder}/superpod-{job:016x}-group-{key}-{slot}"
+        if self.device.transport.kind == "shared":
+            self._store = SharedStore(path, self.size, self.rank)
+            return
+        base = self.space.managed + slot * self.space.room
+        transport = self.device.transport
+        self._store = RemoteStore(path, self.members, self.rank, transport, base, self.space.room)
 
     def _agree(self) -> None:
         """Agree with all members on a slot that is free at all of them."""

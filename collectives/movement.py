@@ -8,45 +8,76 @@ Each is one wake-up. Groups beyond the channels there are do an exchange by puts
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from collectives.algorithms import Exchange, Flow, Schedule, Shape
-from collectives.algorithms.steps import fan_out
+from collectives.algorithms.steps import Int64, fan_out
 from collectives.groups import Group
 from emulator.engine.api import TIMEOUT
 from emulator.engine.posts import K_PUT, new_posts
 from emulator.engine.schedules import Sends, Steps
 
 
-def post(group: Group, flow: Flow) -> None:
+class TooLate(Exception):
+    """The virtual time-out of a collective came first."""
+
+
+class Here(NamedTuple):
+    """Where a flow passes: group, number of the collective, which flow of it, and its deadline."""
+
+    group: Group
+    call: int
+    phase: int
+    until_ps: int | None
+
+
+def post(group: Group, flow: Flow, tag: int) -> None:
     """Start a flow without blocking, as far as that goes: an exchange leaves, of a schedule nothing."""
     if not isinstance(flow, Exchange) or group.channel is None:
         return
     sizes = flow.record_bytes
     if isinstance(sizes, int):
-        group.device.exchange_post(group.channel, None, 0, sizes)
+        group.device.exchange_post(group.channel, None, 0, sizes, None, tag)
     else:
-        group.device.exchange_post(group.channel, None, 0, 0, record_bytes=sizes)
+        group.device.exchange_post(group.channel, None, 0, 0, None, tag, sizes)
 
 
-def wait(group: Group, call: int, phase: int, flow: Flow, until_ps: int | None) -> bool:
-    """Let the rest of a posted flow pass. Returns False when `until_ps` (virtual time) came first.
+def wait(here: Here, flow: Flow, tag: int, posted: bool) -> Int64 | None:
+    """Let a flow pass, or the rest of a posted one.
 
     Args:
-        call: number of the collective. phase: which flow of it, from 0.
+        tag: given to all ranks with an exchange.
 
-    Completion: everything this rank waits for in the flow is here.
+    Returns:
+        the ranks' tags, int64 [g]; None of a schedule, which carries none.
+
+    Completion: everything this rank waits for in the flow is here. Raises: TooLate.
     """
-    if isinstance(flow, Exchange) and group.channel is not None:
-        result = group.device.exchange_wait(group.channel)
-        return until_ps is None or result.time_ps <= until_ps
-    schedule = as_schedule(group, flow, phase) if isinstance(flow, Exchange) else flow
-    steps, sends = bound(group, call, schedule)
-    left = None if until_ps is None else max(0, until_ps - group.device.now_ps)
+    group = here.group
+    if not isinstance(flow, Exchange) or group.channel is None:
+        _pass_schedule(here, as_schedule(group, flow, here.phase) if isinstance(flow, Exchange) else flow)
+        return None
+    device, sizes = group.device, flow.record_bytes
+    if posted:
+        result = device.exchange_wait(group.channel)
+    elif isinstance(sizes, int):
+        result = device.exchange(group.channel, None, 0, sizes, tag=tag)
+    else:
+        result = device.exchange(group.channel, None, 0, 0, tag=tag, record_bytes=sizes)
+    if here.until_ps is not None and result.time_ps > here.until_ps:
+        raise TooLate
+    return result.tags
+
+
+def _pass_schedule(here: Here, schedule: Schedule) -> None:
+    group = here.group
+    steps, sends = bound(group, here.call, schedule)
+    left = None if here.until_ps is None else max(0, here.until_ps - group.device.now_ps)
     if group.device.schedule(steps, sends, timeout_ps=left) < len(steps):
-        return False
-    count(group, call, schedule)
-    return True
+        raise TooLate
+    count(group, here.call, schedule)
 
 
 def as_schedule(group: Group, flow: Exchange, phase: int) -> Schedule:

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Callable
+from typing import Any, Unpack
 
 import numpy as np
 
 from collectives.agreement import balance
-from collectives.buffers import Array, check_count, check_same, fill, fill_elements, raw_of, spread, taken
-from collectives.calls import Call, Counts, How, Int64
+from collectives.algorithms import Flow
+from collectives.buffers import (
+    Array,
+    check_count,
+    check_same,
+    facts,
+    fill,
+    fill_elements,
+    raw_of,
+    spread,
+    taken,
+)
+from collectives.calls import Call, Counts, How, Int64, begin, key_of, planned
 from collectives.groups import Group
 from collectives.reduction import checked_op, fold
+from collectives.store import Units
 from collectives.unequal import wrapped
-from collectives.work import Phase, Work
+from collectives.work import Phase, Plan, Work
 from emulator.errors import SizeError
-
-
-def _nothing() -> None:
-    return None
 
 
 def broadcast(group: Group, buffer: Array, root: int = 0, **how: Unpack[How]) -> Work:
     """Give `buffer` of the root to all. Raises: SizeError, no such root. DtypeError."""
-    call, store = Call(group, "broadcast", how, buffer), group.store
-    root, number, unit = call.root(root), call.number, buffer.nbytes
-    mine = group.rank == root
-    name = call.choose(call.priced(unit))
-    [flow] = call.flows(name, call.priced(unit), root)
 
-    def before() -> None:
-        store.publish_dense(number, 0, unit, raw_of(buffer))
+    def make() -> Plan:
+        call, store = Call(group, "broadcast", how, buffer), group.store
+        mine, nbytes = call.root(root) == group.rank, buffer.nbytes
+        sizes = np.zeros(group.size, np.int64)
+        sizes[root] = nbytes
+        name = call.choose(call.priced(nbytes))
+        [flow] = call.flows(name, call.priced(nbytes), root)
 
-    def after() -> None:
-        fill(buffer, store.dense(number, unit))
+        def before(work: Work) -> None:
+            store.publish_dense(work.number, sizes, raw_of(work.send))
 
-    phase = Phase(flow, before if mine else _nothing, _nothing if mine else after)
-    return call.begin(name, [phase], length=buffer.size, root=root)
+        def after(work: Work) -> None:
+            fill(work.recv, store.dense(work.number, sizes))
+
+        phase = Phase(flow, before if mine else None, None if mine else after)
+        return call.plan(name, [phase], length=buffer.size, root=root)
+
+    key = key_of("broadcast", how, root, *facts(buffer, "broadcast"))
+    return begin(group, planned(group, key, make), how, buffer, buffer)
 
 
 def reduce(
@@ -46,22 +61,27 @@ def reduce(
     Raises:
         SizeError: recv has another size, or there is no such root. DtypeError: types differ, or have no `op`.
     """
-    call, store = Call(group, "reduce", how, send), group.store
-    root, number, unit = call.root(root), call.number, send.nbytes
-    checked_op(op, call.dtype, call.kind)
-    out = _of_root(call, "recv", recv, root)
-    if out is not None:
-        check_same(call.kind, send, out)
-        check_count(call.kind, "recv", out, send.size, "as send")
-    name = call.choose(call.priced(unit))
-    [flow] = call.flows(name, call.priced(unit), root)
+    out = recv if group.rank == root else None
 
-    def after() -> None:
-        if out is not None:
-            fill_elements(out, fold(store.column(number, 0, unit).view(send.dtype), op, call.dtype))
+    def make() -> Plan:
+        call, kind = Call(group, "reduce", how, send), send.dtype
+        checked_op(op, call.dtype, call.kind)
+        if call.root(root) == group.rank:
+            target = needed(call, "recv", out)
+            check_same(call.kind, send, target)
+            check_count(call.kind, "recv", target, send.size, "as send")
+        name, units = call.choose(call.priced(send.nbytes)), group.store.units(send.nbytes, 1)
+        [flow] = call.flows(name, call.priced(send.nbytes), root)
 
-    phase = Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)
-    return call.begin(name, [phase], length=send.size, op=op, root=root)
+        def after(work: Work) -> None:
+            fill_elements(work.recv, fold(units.column(work.number, 0).view(kind), op, call.dtype))
+
+        before = _published(units)
+        phase = Phase(flow, before, after if out is not None else None)
+        return call.plan(name, [phase], length=send.size, op=op, root=root)
+
+    key = key_of("reduce", how, root, op, *facts(send, "reduce"), *_facts_of_root(out, "reduce"))
+    return begin(group, planned(group, key, make), how, send, out)
 
 
 def gather(group: Group, send: Array, recv: Array | None, root: int = 0, **how: Unpack[How]) -> Work:
@@ -70,42 +90,56 @@ def gather(group: Group, send: Array, recv: Array | None, root: int = 0, **how: 
     Raises:
         SizeError: recv is not as large as all of them, or there is no such root. DtypeError: types differ.
     """
-    call, store = Call(group, "gather", how, send), group.store
-    root, number, unit = call.root(root), call.number, send.nbytes
-    out = _of_root(call, "recv", recv, root)
-    if out is not None:
-        check_same(call.kind, send, out)
-        check_count(call.kind, "recv", out, send.size * group.size, f"{group.size} times send")
-    name = call.choose(call.priced(unit))
-    [flow] = call.flows(name, call.priced(unit), root)
+    out = recv if group.rank == root else None
 
-    def after() -> None:
-        if out is not None:
-            fill(out, store.column(number, 0, unit))
+    def make() -> Plan:
+        call = Call(group, "gather", how, send)
+        if call.root(root) == group.rank:
+            target = needed(call, "recv", out)
+            check_same(call.kind, send, target)
+            check_count(call.kind, "recv", target, send.size * group.size, f"{group.size} times send")
+        name, units = call.choose(call.priced(send.nbytes)), group.store.units(send.nbytes, 1)
+        [flow] = call.flows(name, call.priced(send.nbytes), root)
 
-    phase = Phase(flow, lambda: store.publish(number, raw_of(send), unit), after)
-    return call.begin(name, [phase], length=send.size, root=root)
+        def after(work: Work) -> None:
+            fill(work.recv, units.column(work.number, 0))
+
+        phase = Phase(flow, _published(units), after if out is not None else None)
+        return call.plan(name, [phase], length=send.size, root=root)
+
+    key = key_of("gather", how, root, *facts(send, "gather"), *_facts_of_root(out, "gather"))
+    return begin(group, planned(group, key, make), how, send, out)
 
 
 def scatter(group: Group, send: Array | None, recv: Array, root: int = 0, **how: Unpack[How]) -> Work:
     """Give block i of the root's `send` to rank i; the others' send is not looked at. Raises: as `gather`."""
-    call, store = Call(group, "scatter", how, recv), group.store
-    root, number, unit = call.root(root), call.number, recv.nbytes
-    given = _of_root(call, "send", send, root)
-    if given is not None:
-        check_same(call.kind, given, recv)
-        check_count(call.kind, "send", given, recv.size * group.size, f"{group.size} times recv")
-    name = call.choose(call.priced(unit))
-    [flow] = call.flows(name, call.priced(unit), root)
+    given = send if group.rank == root else None
 
-    def before() -> None:
-        if given is not None:
-            store.publish(number, raw_of(given), unit)
+    def make() -> Plan:
+        call = Call(group, "scatter", how, recv)
+        if call.root(root) == group.rank:
+            source = needed(call, "send", given)
+            check_same(call.kind, source, recv)
+            check_count(call.kind, "send", source, recv.size * group.size, f"{group.size} times recv")
+        name, units = call.choose(call.priced(recv.nbytes)), group.store.units(recv.nbytes, group.size)
+        [flow] = call.flows(name, call.priced(recv.nbytes), root)
 
-    def after() -> None:
-        fill(recv, store.unit_of(number, root, group.rank, unit))
+        def after(work: Work) -> None:
+            fill(work.recv, units.of_rank(work.number, root, group.rank))
 
-    return call.begin(name, [Phase(flow, before, after)], length=recv.size, root=root)
+        phase = Phase(flow, _published(units) if given is not None else None, after)
+        return call.plan(name, [phase], length=recv.size, root=root)
+
+    key = key_of("scatter", how, root, *facts(recv, "scatter"), *_facts_of_root(given, "scatter"))
+    return begin(group, planned(group, key, make), how, given, recv)
+
+
+def _published(units: Units) -> Callable[[Work], None]:
+    return lambda work: units.publish(work.number, raw_of(work.send))
+
+
+def _facts_of_root(array: Array | None, call: str) -> tuple[Any, ...]:
+    return () if array is None else facts(array, call)
 
 
 def gather_v(
@@ -127,8 +161,8 @@ def gather_v(
         counts; on every rank.
     """
     call, store, me = Call(group, "gather_v", how, send), group.store, group.rank
-    root, number = call.root(root), call.number
-    out = _of_root(call, "recv", recv, root)
+    root = call.root(root)
+    out = needed(call, "recv", recv) if me == root else None
     counted = _counts(call, counts, send.size, me == root)
     starts = counted
     if out is not None:
@@ -138,22 +172,24 @@ def gather_v(
         check_count(call.kind, "send", send, int(counted[me]), f"counts[{me}]")
     item, every = send.itemsize, np.arange(group.size)
 
-    def after() -> None:
+    def after(work: Work) -> None:
         if out is not None:
             zeros = np.zeros(group.size, np.int64)
-            spread(out, starts, counted, store.pieces(number, every, zeros + 8, counted * item))
+            spread(out, starts, counted, store.pieces(work.number, every, zeros + 8, counted * item))
 
-    def before() -> None:
+    def before(work: Work) -> None:
         size = np.array([send.nbytes], np.int64)
-        store.publish_raw(number, [(0, raw_of(size)), (8, raw_of(send))])
+        store.publish_raw(work.number, [(0, raw_of(size)), (8, raw_of(send))])
 
-    def disagreement() -> str:
-        sizes = np.ascontiguousarray(store.rows(number, 0, 8)).view(np.int64)[:, 0] // item
+    def disagreement(work: Work) -> str:
+        sizes = store.rows(work.number, 0, 8).view(np.int64)[:, 0] // item
         return f"the root expects other counts than are sent: {_pairs(group, sizes)}"
 
     name, flows = _unequal(call, counted, item, root)
     owed = balance(me, root, send.size) - (balance(every, root, counted) if out is not None else 0)
-    return call.begin(name, [Phase(flows[0], before, after)], disagreement, root=root, balance=wrapped(owed))
+    phase = Phase(flows[0], before, after)
+    plan = call.plan(name, [phase], disagreement, root=root, balance=wrapped(owed))
+    return begin(group, plan, how, send, out)
 
 
 def scatter_v(
@@ -167,31 +203,33 @@ def scatter_v(
 ) -> Work:
     """Give counts[i] elements from displs[i] of the root's `send` to rank i. Args, Raises: as `gather_v`."""
     call, store, me = Call(group, "scatter_v", how, recv), group.store, group.rank
-    root, number = call.root(root), call.number
-    given = _of_root(call, "send", send, root)
+    root = call.root(root)
+    given = needed(call, "send", send) if me == root else None
     counted = _counts(call, counts, recv.size, me == root)
     item, every, head = recv.itemsize, np.arange(group.size), 16 * group.size
 
-    def before() -> None:
+    def before(work: Work) -> None:
         if given is not None:
             check_same(call.kind, given, recv)
             starts = call.displacements("displs", displs, counted, given.size)
             table = np.stack([head + (np.cumsum(counted) - counted) * item, counted * item], 1)
-            store.publish_raw(number, [(0, raw_of(table)), (head, taken(given, starts, counted))])
+            store.publish_raw(work.number, [(0, raw_of(table)), (head, taken(given, starts, counted))])
 
-    def after() -> None:
+    def after(work: Work) -> None:
         at = np.array([root])
-        place = store.pieces(number, at, at * 0 + 16 * me, at * 0 + 16).view(np.int64)
-        fill(recv, store.pieces(number, at, place[:1], place[1:]))
+        place = store.pieces(work.number, at, at * 0 + 16 * me, at * 0 + 16).view(np.int64)
+        fill(recv, store.pieces(work.number, at, place[:1], place[1:]))
 
-    def disagreement() -> str:
+    def disagreement(work: Work) -> str:
         at = np.array([root])
-        table = store.pieces(number, at, at * 0, at * 0 + head).view(np.int64).reshape(-1, 2)
+        table = store.pieces(work.number, at, at * 0, at * 0 + head).view(np.int64).reshape(-1, 2)
         return f"ranks expect other counts than the root sends: {_pairs(group, table[:, 1] // item)}"
 
     name, flows = _unequal(call, counted, item, root)
     owed = (balance(root, every, counted) if given is not None else 0) - balance(root, me, recv.size)
-    return call.begin(name, [Phase(flows[0], before, after)], disagreement, root=root, balance=wrapped(owed))
+    phase = Phase(flows[0], before, after)
+    plan = call.plan(name, [phase], disagreement, root=root, balance=wrapped(owed))
+    return begin(group, plan, how, given, recv)
 
 
 def _pairs(group: Group, counts: Int64, most: int = 12) -> str:
@@ -199,10 +237,8 @@ def _pairs(group: Group, counts: Int64, most: int = 12) -> str:
     return ", ".join(parts) + (", …" if group.size > most else "")
 
 
-def _of_root(call: Call, name: str, array: Array | None, root: int) -> Array | None:
-    """The root's buffer, None on other ranks. Raises: SizeError, the root has none."""
-    if call.group.rank != root:
-        return None
+def needed(call: Call, name: str, array: Array | None) -> Array:
+    """The root's buffer. Raises: SizeError, it has none."""
     if array is None:
         raise call.group.error(SizeError, f"{call.kind}: the root needs {name}, got None", None)
     return array
@@ -219,6 +255,6 @@ def _counts(call: Call, counts: Counts | None, own: int, needed: bool) -> Int64:
     return alone
 
 
-def _unequal(call: Call, counted: Int64, itemsize: int, root: int):  # type: ignore[no-untyped-def]
+def _unequal(call: Call, counted: Int64, itemsize: int, root: int) -> tuple[str, list[Flow]]:
     name = call.choose(0)
     return name, call.flows(name, call.priced_counts(counted, itemsize), root)

@@ -56,6 +56,8 @@ def choose(kind: str, nbytes: int, nodes: tuple[int, ...], link: Link) -> Choice
     if kind.endswith("_v"):
         name = next(iter(ALGORITHMS[kind]))
         return Choice(name, "sizes differ by rank, which no rank knows of all")
+    if len(nodes) == 1:
+        return Choice(next(iter(ALGORITHMS[kind])), "one rank")
     times = {
         name: estimate_ps(kind, name, nbytes, nodes, link)
         for name in ALGORITHMS[kind]

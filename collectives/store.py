@@ -23,23 +23,82 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.agreement import FIELDS
+from collectives.pieces import Bytes, Int64, take_pieces
 from emulator.errors import SizeError, UsageError
 
-Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 CHUNK = 1 << 16
 DEPTH = 4
 _PAGE = 4096
 _REACH = 1 << 40
 _LONGEST = 1 << 34
 _FREE = 1 << 26
-_SMALL = 2048
-"""Pieces of fewer bytes than this, on average, are moved by an indexed load."""
 
 
 def padded(nbytes: int) -> int:
     """Room of a unit: a multiple of 8."""
     return -(-nbytes // 8) * 8
+
+
+class Units:
+    """Equal units that all ranks publish, at a fixed place: views made once, for calls of either parity.
+
+    Args:
+        store: whose. unit: bytes of one. count: how many each rank has. base: where they begin.
+    """
+
+    def __init__(self, store: SharedStore, unit: int, count: int, base: int = 0) -> None:
+        self._store, self.unit, self.count, self.base = store, unit, count, base
+        self._room = padded(unit)
+        self._k = max(1, CHUNK // max(1, self._room))
+        self._step = store.size * self._k * self._room
+        self.end = base + -(-count // self._k) * self._step
+        self._columns: dict[tuple[int, int], Bytes] = {}
+        store.check_room(self.end)
+        self._mine = [self._cut(area) for area in store.areas] if unit else []
+
+    def _cut(self, area: Bytes) -> tuple[Bytes, Bytes]:
+        """My units in an area: whole chunks [c, k, unit] and the rest [r, unit]."""
+        k, room, whole, rank = self._k, self._room, self.count // self._k, self._store.rank
+        chunks = area[self.base : self.base + whole * self._step].reshape(whole, self._store.size, k, room)
+        start = self.base + whole * self._step + rank * k * room
+        rest = area[start : start + (self.count % k) * room].reshape(self.count % k, room)
+        return chunks[:, rank, :, : self.unit], rest[:, : self.unit]
+
+    def publish(self, call: int, raw: Bytes) -> None:
+        """Publish my units: uint8, contiguous, up to count * unit bytes (the last may be short); copied."""
+        if not self.unit:
+            return
+        chunks, rest = self._mine[call % 2]
+        if raw.size != self.count * self.unit:
+            raw = np.concatenate([raw, np.zeros(self.count * self.unit - raw.size, np.uint8)])
+        blocks = raw.reshape(self.count, self.unit)
+        split = self.count - len(rest)
+        if split:
+            chunks[...] = blocks[:split].reshape(chunks.shape)
+        if split < self.count:
+            rest[...] = blocks[split:]
+
+    def column(self, call: int, index: int) -> Bytes:
+        """Unit `index` of every rank, uint8 [g, unit], read-only; valid until my next call."""
+        key = call % 2, index
+        view = self._columns.get(key)
+        if view is None:
+            start = self._at(0, index)
+            stop = start + (self._store.size - 1) * self._k * self._room + self._room
+            view = self._columns[key] = np.lib.stride_tricks.as_strided(
+                self._store.areas[call % 2][start:stop],
+                (self._store.size, self.unit), (self._k * self._room, 1), writeable=False,
+            )  # fmt: skip
+        return view
+
+    def of_rank(self, call: int, rank: int, index: int) -> Bytes:
+        """Unit `index` of one rank, uint8 [unit]; valid until my next call."""
+        start = self._at(rank, index)
+        return self._store.areas[call % 2][start : start + self.unit]
+
+    def _at(self, rank: int, index: int) -> int:
+        chunk, place = divmod(index, self._k)
+        return self.base + chunk * self._step + (rank * self._k + place) * self._room
 
 
 class SharedStore:
@@ -51,7 +110,7 @@ class SharedStore:
     """
 
     def __init__(self, path: str, size: int, rank: int) -> None:
-        self._path, self._size, self._rank = path, size, rank
+        self._path, self.size, self.rank = path, size, rank
         self.stride = 1 << (min(_LONGEST, _REACH // size).bit_length() - 1)
         head = -(-DEPTH * size * FIELDS * 8 // _PAGE) * _PAGE
         total = head + 2 * size * self.stride
@@ -63,20 +122,24 @@ class SharedStore:
             os.close(descriptor)
         self._table = flat[: DEPTH * size * FIELDS * 8].view(np.int64).reshape(DEPTH, size, FIELDS)
         room = size * self.stride
-        self._areas = [flat[head + parity * room : head + (parity + 1) * room] for parity in (0, 1)]
+        self.areas = [flat[head + parity * room : head + (parity + 1) * room] for parity in (0, 1)]
+        self._mine = [self._table[place, rank] for place in range(DEPTH)]
         self._checked = _FREE
 
     def opened(self) -> None:
         """All ranks have it open: its name is not needed any more."""
-        if self._rank == 0:
+        if self.rank == 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 
+    def flush(self) -> None:
+        """What I published is there for others to read."""
+
     # --- descriptors ------------------------------------------------------------------------------------
 
-    def announce(self, call: int, descriptor: Sequence[int]) -> None:
+    def announce(self, call: int, descriptor: npt.NDArray[np.int64]) -> None:
         """Write my descriptor of a call."""
-        self._table[call % DEPTH, self._rank] = descriptor
+        self._mine[call % DEPTH][:] = descriptor
 
     def announced(self, call: int) -> Int64:
         """Descriptors at the place of a call, int64 [g, FIELDS]; those of ranks not there yet are older."""
@@ -88,71 +151,27 @@ class SharedStore:
         calls: Int64 = self._table[:, :, 0].max(axis=0)
         return calls
 
-    # --- equal units ------------------------------------------------------------------------------------
+    # --- bytes ------------------------------------------------------------------------------------------
 
-    def publish(self, call: int, raw: Bytes, unit: int, base: int = 0) -> None:
-        """Publish units of equal size.
-
-        Args:
-            raw: uint8 [units * unit], contiguous; copied.
-            unit: bytes of one. base: where the units of all ranks begin, see `end_of`.
-        """
-        units = raw.size // unit if unit else 0
-        if not units:
-            return
-        self._check_room(self.end_of(unit, units, base))
-        blocks, k, room = raw.reshape(units, unit), self._per_chunk(unit), padded(unit)
-        flat, step, whole = self._areas[call % 2], self._size * k * room, units // k
-        if whole:
-            area = flat[base : base + whole * step].reshape(whole, self._size, k, room)
-            area[:, self._rank, :, :unit] = blocks[: whole * k].reshape(whole, k, unit)
-        if units % k:
-            start = base + whole * step + self._rank * k * room
-            rest = flat[start : start + (units % k) * room].reshape(-1, room)
-            rest[:, :unit] = blocks[whole * k :]
-
-    def column(self, call: int, index: int, unit: int, base: int = 0) -> Bytes:
-        """Unit `index` of every rank, a view uint8 [g, unit]; valid until my next call."""
-        k, room = self._per_chunk(unit), padded(unit)
-        start = base + index // k * self._size * k * room + index % k * room
-        stop = start + ((self._size - 1) * k + 1) * room
-        view: Bytes = np.lib.stride_tricks.as_strided(
-            self._areas[call % 2][start:stop], (self._size, unit), (k * room, 1), writeable=False
-        )
-        return view
-
-    def unit_of(self, call: int, rank: int, index: int, unit: int, base: int = 0) -> Bytes:
-        """Unit `index` of one rank, a view uint8 [unit]; valid until my next call."""
-        k, room = self._per_chunk(unit), padded(unit)
-        start = base + index // k * self._size * k * room + (rank * k + index % k) * room
-        return self._areas[call % 2][start : start + unit]
-
-    def end_of(self, unit: int, units: int, base: int = 0) -> int:
-        """Where the next region after `units` units of all ranks begins."""
-        k = self._per_chunk(unit)
-        return base + -(-units // k) * self._size * k * padded(unit)
-
-    def _per_chunk(self, unit: int) -> int:
-        return max(1, CHUNK // max(1, padded(unit)))
-
-    # --- unequal pieces ---------------------------------------------------------------------------------
+    def units(self, unit: int, count: int, after: Units | None = None) -> Units:
+        """Room for `count` equal units of each rank, behind those of `after`."""
+        return Units(self, unit, count, after.end if after is not None else 0)
 
     def publish_raw(self, call: int, pieces: Sequence[tuple[int, Bytes]]) -> None:
         """Publish pieces at places of my own, (byte offset, uint8 contiguous) each. Raises: SizeError."""
         end = max((at + raw.size for at, raw in pieces), default=0)
         if end > self.stride:
-            raise SizeError(
-                f"collective: {end} bytes of one rank are too many; at most {self.stride}", value=end
-            )
-        self._check_room(end * self._size)
-        mine = self._areas[call % 2][self._rank * self.stride : (self._rank + 1) * self.stride]
+            text = f"collective: {end} bytes of one rank are too many; at most {self.stride}"
+            raise SizeError(text, value=end)
+        self.check_room(end * self.size)
+        mine = self.areas[call % 2][self.rank * self.stride : (self.rank + 1) * self.stride]
         for at, raw in pieces:
             mine[at : at + raw.size] = raw
 
     def rows(self, call: int, offset: int, nbytes: int) -> Bytes:
-        """The piece at one place of every rank, a view uint8 [g, nbytes]; valid until my next call."""
-        area = self._areas[call % 2].reshape(self._size, self.stride)
-        return area[:, offset : offset + nbytes]
+        """The piece at one place of every rank, uint8 [g, nbytes], contiguous."""
+        area = self.areas[call % 2].reshape(self.size, self.stride)
+        return np.ascontiguousarray(area[:, offset : offset + nbytes])
 
     def pieces(self, call: int, ranks: Int64, offsets: Int64, sizes: Int64) -> Bytes:
         """Pieces of some ranks one after the other, uint8 [sum of sizes].
@@ -160,20 +179,22 @@ class SharedStore:
         Args:
             ranks, offsets, sizes: int64 [k], of each piece; offset and size are bytes.
         """
-        return take_pieces(self._areas[call % 2], ranks * self.stride + offsets, sizes)
+        return take_pieces(self.areas[call % 2], ranks * self.stride + offsets, sizes)
 
-    def publish_dense(self, call: int, start: int, total: int, raw: Bytes) -> None:
-        """Publish my part of what lies one rank after the other: bytes from `start` of `total`."""
-        self._check_room(total)
-        if total > self._size * self.stride:
-            raise SizeError(f"collective: {total} bytes are too many", value=total)
-        self._areas[call % 2][start : start + raw.size] = raw
+    def publish_dense(self, call: int, sizes: Int64, raw: Bytes) -> None:
+        """Publish my part of what lies one rank after the other, sizes[rank] bytes each."""
+        ends = np.cumsum(sizes)
+        self.check_room(int(ends[-1]))
+        if ends[-1] > self.size * self.stride:
+            raise SizeError(f"collective: {int(ends[-1])} bytes are too many", value=int(ends[-1]))
+        end = int(ends[self.rank])
+        self.areas[call % 2][end - raw.size : end] = raw
 
-    def dense(self, call: int, total: int) -> Bytes:
-        """All parts, a view uint8 [total]; valid until my next call."""
-        return self._areas[call % 2][:total]
+    def dense(self, call: int, sizes: Int64) -> Bytes:
+        """All parts one after the other, uint8 [sum of sizes]; valid until my next call."""
+        return self.areas[call % 2][: int(sizes.sum())]
 
-    def _check_room(self, nbytes: int) -> None:
+    def check_room(self, nbytes: int) -> None:
         """See that what all ranks publish fits: a full `/dev/shm` would kill ranks by SIGBUS."""
         if nbytes <= self._checked:
             return
@@ -181,50 +202,7 @@ class SharedStore:
         free = status.f_bavail * status.f_frsize
         if nbytes - self._checked > free:
             raise UsageError(
-                f"collective: {nbytes >> 20} MiB of {self._size} ranks do not fit in shared memory, "
+                f"collective: {nbytes >> 20} MiB of {self.size} ranks do not fit in shared memory, "
                 f"{free >> 20} MiB are free; send less at a time"
             )
         self._checked = nbytes
-
-
-def take_pieces(flat: Bytes, starts: Int64, sizes: Int64) -> Bytes:
-    """Pieces of `flat` one after the other; many small ones by one indexed load.
-
-    Args:
-        flat: uint8, contiguous. starts, sizes: int64 [k], bytes.
-    """
-    total = int(sizes.sum())
-    if total > _SMALL * sizes.size:
-        some = zip(starts.tolist(), sizes.tolist(), strict=True)
-        return np.concatenate([flat[at : at + size] for at, size in some if size])
-    if not total:
-        return np.empty(0, np.uint8)
-    unit = unit_of_all(starts, sizes)
-    at, counts = starts // unit, sizes // unit
-    index = np.repeat(at - (np.cumsum(counts) - counts), counts) + np.arange(total // unit)
-    if unit == 1:
-        return flat[index]
-    return flat[: flat.size // unit * unit].view(f"u{unit}")[index].view(np.uint8)
-
-
-def put_pieces(flat: Bytes, starts: Int64, sizes: Int64, data: Bytes) -> None:
-    """The reverse of `take_pieces`: spread what lies one after the other in `data`."""
-    ends = np.cumsum(sizes)
-    if data.size > _SMALL * sizes.size:
-        for at, size, end in zip(starts.tolist(), sizes.tolist(), ends.tolist(), strict=True):
-            flat[at : at + size] = data[end - size : end]
-    elif data.size:
-        unit = unit_of_all(starts, sizes)
-        at, counts = starts // unit, sizes // unit
-        index = np.repeat(at - (np.cumsum(counts) - counts), counts) + np.arange(data.size // unit)
-        if unit == 1 or flat.size % unit:
-            unit_index = index if unit == 1 else np.add.outer(index * unit, np.arange(unit)).reshape(-1)
-            flat[unit_index] = data
-        else:
-            flat.view(f"u{unit}")[index] = data.view(f"u{unit}")
-
-
-def unit_of_all(starts: Int64, sizes: Int64) -> int:
-    """The largest of 8, 4, 2, 1 that divides all starts and sizes."""
-    bits = int(np.bitwise_or.reduce(starts) | np.bitwise_or.reduce(sizes))
-    return 8 if not bits & 7 else 4 if not bits & 3 else 2 if not bits & 1 else 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from collectives.agreement import balance
 from collectives.buffers import Array, check_same, raw_of, spread, taken
-from collectives.calls import Call, Counts, How, Int64
+from collectives.calls import Call, Counts, How, Int64, begin
 from collectives.groups import Group
 from collectives.work import Phase, Work
 
@@ -43,28 +43,29 @@ def all_to_all_v(
     out, back = call.counts("send_counts", send_counts), call.counts("recv_counts", recv_counts)
     out_at = call.displacements("send_displs", send_displs, out, send.size)
     back_at = call.displacements("recv_displs", recv_displs, back, recv.size)
-    number, item, every = call.number, send.itemsize, np.arange(group.size)
+    item, every = send.itemsize, np.arange(group.size)
     head = group.size * _COLUMNS * 8
 
-    def before() -> None:
+    def before(work: Work) -> None:
         table = np.empty((group.size, _COLUMNS), np.int64)
         table[:, _BYTES], table[:, _EXPECTED] = out * item, back * item
         table[:, _OFFSET] = head + (np.cumsum(out) - out) * item
-        store.publish_raw(number, [(0, raw_of(table)), (head, taken(send, out_at, out))])
+        store.publish_raw(work.number, [(0, raw_of(table)), (head, taken(send, out_at, out))])
 
-    def after() -> None:
-        table = np.ascontiguousarray(store.rows(number, me * _COLUMNS * 8, _COLUMNS * 8)).view(np.int64)
-        spread(recv, back_at, back, store.pieces(number, every, table[:, _OFFSET], table[:, _BYTES]))
+    def after(work: Work) -> None:
+        table = store.rows(work.number, me * _COLUMNS * 8, _COLUMNS * 8).view(np.int64)
+        spread(recv, back_at, back, store.pieces(work.number, every, table[:, _OFFSET], table[:, _BYTES]))
 
-    def disagreement() -> str:
-        table = np.ascontiguousarray(store.rows(number, 0, head)).view(np.int64)
+    def disagreement(work: Work) -> str:
+        table = store.rows(work.number, 0, head).view(np.int64)
         return unlike(table.reshape(group.size, group.size, _COLUMNS), group.members, item)
 
     priced = call.priced_counts(out, item)
     name = call.choose(int(priced.max(initial=0)))
     [flow] = call.flows(name, priced)
     owed = balance(me, every, out) - balance(every, me, back)
-    return call.begin(name, [Phase(flow, before, after)], disagreement, balance=wrapped(owed))
+    plan = call.plan(name, [Phase(flow, before, after)], disagreement, balance=wrapped(owed))
+    return begin(group, plan, how, send, recv)
 
 
 def wrapped(value: int) -> int:

@@ -1,6 +1,6 @@
 """One collective on its way: its phases, in order, and what may go wrong.
 
-    phase    before(): publish bytes    flow: virtual time    after(): take bytes
+    phase    before: publish bytes    flow: virtual time    after: take bytes
 
 The first phase of an asynchronous collective leaves at the call if nothing of the group is open; the rest
 passes at `wait`. Collectives of a group pass in the order they were called.
@@ -8,8 +8,9 @@ passes at `wait`. Collectives of a group pass in the order they were called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from collectives.agreement import (
     Descriptor,
     absent,
     differences,
+    mark_of,
     mismatch,
 )
 from collectives.algorithms import Flow
@@ -29,50 +31,80 @@ from emulator.engine.reports import ranges
 from emulator.errors import DeadlockError, InternalError
 
 _MARK = "collective "
+_LONG = 1 << 64
 
 
-def _nothing() -> None:
-    return None
+class Phase(NamedTuple):
+    """What happens before, during and after a stretch of virtual time; None for nothing."""
+
+    flow: Flow
+    before: Callable[[Work], None] | None = None
+    after: Callable[[Work], None] | None = None
 
 
 @dataclass(frozen=True)
-class Phase:
-    """What happens before, during and after a stretch of virtual time."""
+class Plan:
+    """All of a collective but its buffers; calls of one kind share one.
 
-    flow: Flow
-    before: Callable[[], None] = _nothing
-    after: Callable[[], None] = _nothing
+    Attributes:
+        descriptor: what is called, with number 0. algorithm: its name.
+        phases: in order; their functions are given the work.
+        note: for the group's log, (operation, bytes, algorithm, reason).
+        disagreement: says who expects other than is sent, when the balance of all is not 0.
+        mark: 64-bit hash of what must be equal; row: the descriptor as int64 [FIELDS].
+    """
+
+    descriptor: Descriptor
+    algorithm: str
+    phases: tuple[Phase, ...]
+    note: tuple[str, int, str, str]
+    disagreement: Callable[[Work], str] | None
+    mark: int
+    row: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    @classmethod
+    def of(
+        cls,
+        descriptor: Descriptor,
+        algorithm: str,
+        phases: list[Phase],
+        note: tuple[str, int, str, str],
+        disagreement: Callable[[Work], str] | None = None,
+    ) -> Plan:
+        """Return a plan."""
+        mark = mark_of(descriptor)
+        return cls(descriptor, algorithm, tuple(phases), note, disagreement, mark, np.array(descriptor))
 
 
 class Work:
     """A collective that was called; complete after `wait`.
 
     Attributes:
-        algorithm: its name. descriptor: what was called.
-        disagreement: says who expects other than is sent, when the balance of all is not 0.
+        group, plan: where, and what. number: which collective of the group it is, from 1.
+        send, recv: the buffers.
         start_ps, end_ps: virtual times of call and completion (-1 before).
     """
 
-    def __init__(
-        self,
-        group: Group,
-        descriptor: Descriptor,
-        algorithm: str,
-        phases: Sequence[Phase],
-        disagreement: Callable[[], str] = str,
-    ) -> None:
-        self.group, self.descriptor, self.algorithm = group, descriptor, algorithm
-        self.start_ps, self.end_ps = group.device.now_ps, -1
-        self._phases, self._posted = list(phases), False
-        self._agreed = np.array(descriptor[:AGREED])
-        self._disagreement = disagreement
-        self._timeout_ps = group.timeout_ps
-        self._error: BaseException | None = None
+    __slots__ = (
+        "_error", "_posted", "_timeout_ps", "end_ps", "group", "number", "plan", "recv", "send", "start_ps",
+    )  # fmt: skip
+
+    def __init__(self, group: Group, plan: Plan, send: Any = None, recv: Any = None) -> None:
+        self.group, self.plan, self.send, self.recv = group, plan, send, recv
+        group.calls += 1
+        self.number, self.start_ps, self.end_ps = group.calls, group.device.now_ps, -1
+        self._posted, self._timeout_ps = False, group.timeout_ps
+        self._error: Exception | None = None
 
     @property
-    def call(self) -> int:
-        """Which collective of the group this is, from 1."""
-        return self.descriptor.number
+    def algorithm(self) -> str:
+        """Name of the algorithm."""
+        return self.plan.algorithm
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """What was called."""
+        return self.plan.descriptor._replace(number=self.number)
 
     def is_completed(self) -> bool:
         """Whether it has ended (well or with an error)."""
@@ -82,7 +114,14 @@ class Work:
         """Let the first phase leave, without blocking, if nothing of the group is before it."""
         self.group.open.append(self)
         if self.group.open[0] is self:
-            self._post()
+            self._enter()
+            movement.post(self.group, self.plan.phases[0].flow, self._tag())
+            self._posted = True
+
+    def run(self) -> None:
+        """Call and complete it, after what is open of the group. Raises: as `wait`."""
+        self.group.open.append(self)
+        self.wait()
 
     def wait(self, timeout_ps: int | None = None) -> None:
         """Complete this collective and those of the group called before it. Blocks.
@@ -96,84 +135,103 @@ class Work:
         """
         if timeout_ps is not None:
             self._timeout_ps = timeout_ps
-        while not self.is_completed():
+        while self.end_ps < 0:
             self.group.open[0]._complete()
         if self._error is not None:
             raise self._error
 
     # --- parts ------------------------------------------------------------------------------------------
 
-    def _post(self) -> None:
-        first = self._phases[0]
-        first.before()
-        self.group.store.announce(self.call, self.descriptor)
-        self._posted = True
-        movement.post(self.group, first.flow)
+    def _enter(self) -> None:
+        before, row = self.plan.phases[0].before, self.plan.row
+        if before is not None:
+            before(self)
+        row[0] = self.number
+        store = self.group.store
+        store.announce(self.number, row)
+        store.flush()
+
+    def _tag(self) -> int:
+        """What goes with an exchange: alike on all ranks that make the same call, but for the balance."""
+        tag = (self.plan.mark * (2 * self.number + 1) + self.plan.descriptor.balance) % _LONG
+        return tag - _LONG if tag >> 63 else tag
 
     def _complete(self) -> None:
         try:
             self._pass_all()
-        except BaseException as error:
+        except Exception as error:
             self._error = error
-            raise
         finally:
             self.end_ps = self.group.device.now_ps
             self.group.open.popleft()
 
     def _pass_all(self) -> None:
-        if not self._posted:
-            self._post()
         until_ps = None if self._timeout_ps is None else self.start_ps + self._timeout_ps
-        for number, phase in enumerate(self._phases):
-            if number:
-                phase.before()
-                movement.post(self.group, phase.flow)
+        if not self._posted:
+            self._enter()
+        posted, tag = self._posted, self._tag()
+        for number, phase in enumerate(self.plan.phases):
+            if number and phase.before is not None:
+                phase.before(self)
+                self.group.store.flush()
             try:
-                in_time = movement.wait(self.group, self.call, number, phase.flow, until_ps)
+                here = movement.Here(self.group, self.number, number, until_ps)
+                tags = movement.wait(here, phase.flow, tag, posted)
+            except movement.TooLate:
+                raise self.late() from None
             except (DeadlockError, InternalError) as error:
                 self._explain(error)
                 raise
-            if not in_time:
-                raise self._late()
             if number == 0:
-                self._compare()
-            phase.after()
+                self._compare(tags)
+                posted = False
+            if phase.after is not None:
+                phase.after(self)
 
-    def _compare(self) -> None:
-        """All have entered: compare what they called."""
-        table = self.group.store.announced(self.call)
-        agreed = (table[:, :AGREED] == self._agreed).all()
-        if agreed and not int(table[:, AGREED].sum()):
-            if self.call == 1:
-                self.group.store.opened()
+    def _compare(self, tags: np.ndarray[tuple[int], np.dtype[np.int64]] | None) -> None:
+        """All have entered: compare what they called, by the sum of tags where they came with the flow."""
+        group, plan = self.group, self.plan
+        if self.number == 1:
+            group.store.opened()
+        if tags is not None:
+            agreed = self._tag() - plan.descriptor.balance
+            if (int(tags.sum()) - group.size * agreed) % _LONG == 0:
+                return
+        table = group.store.announced(self.number)
+        row = plan.row[:AGREED]
+        row[0] = self.number
+        equal = (table[:, :AGREED] == row).all()
+        if equal and not int(table[:, AGREED].sum()):
             return
-        text: str | None = self._disagreement() if agreed else differences(table, self.group.members)
-        raise mismatch(self.group.name, self.descriptor, text or "descriptors differ")
+        text = differences(table, group.members)
+        if equal:
+            text = plan.disagreement(self) if plan.disagreement is not None else "sizes"
+        raise mismatch(group.name, self.descriptor, text or "descriptors differ")
 
     def _explain(self, error: DeadlockError | InternalError) -> None:
         """Raise what lies behind a run that cannot go on, if it is a disagreement of this group."""
+        group = self.group
         if isinstance(error, InternalError):
             text = str(error).partition(": ")[2]
             if text.startswith(_MARK):
-                raise CollectiveMismatchError(text, group=self.group.name, call=self.call) from None
+                raise CollectiveMismatchError(text, group=group.name, call=self.number) from None
             return
-        calls = self.group.store.last_calls()
-        missing = absent(calls, self.call, self.group.members)
-        table = self.group.store.announced(self.call)
-        here = table[table[:, 0] == self.call]
-        members = np.array(self.group.members)[table[:, 0] == self.call].tolist()
-        unlike = differences(here, members) if len(here) > 1 else None
+        missing = absent(group.store.last_calls(), self.number, group.members)
+        table = group.store.announced(self.number)
+        here = table[:, 0] == self.number
+        unlike = differences(table[here], np.array(group.members)[here].tolist())
         if unlike is None and missing:
             unlike = f"{ranges(missing)} never entered it; {error.message}"
         if unlike is not None:
-            raise mismatch(self.group.name, self.descriptor, unlike) from error
+            raise mismatch(group.name, self.descriptor, unlike) from error
 
-    def _late(self) -> CollectiveTimeoutError:
+    def late(self) -> CollectiveTimeoutError:
+        """The error of a collective that took too long, with who had not entered."""
         group = self.group
-        missing = absent(group.store.last_calls(), self.call, group.members)
+        missing = absent(group.store.last_calls(), self.number, group.members)
         who = f"; {ranges(missing)} had not entered" if missing else ""
         return CollectiveTimeoutError(
-            f"collective {self.call} of group {group.name} ({self.descriptor.words}) took longer than "
+            f"collective {self.number} of group {group.name} ({self.descriptor.words}) took longer than "
             f"{self._timeout_ps} ps on rank {group.device.rank}{who}",
-            group=group.name, call=self.call, timeout_ps=self._timeout_ps, missing=tuple(missing),
+            group=group.name, call=self.number, timeout_ps=self._timeout_ps, missing=tuple(missing),
         )  # fmt: skip

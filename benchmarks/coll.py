@@ -1,0 +1,111 @@
+"""Host time of collectives at size, beside a plain copy of the bytes they move, in one run.
+
+    superpod run -n 384 benchmarks/coll.py [--repeat K] [--only NAME,…] [--profile RANK]
+
+Each row: virtual time, host time a call (median of K after two calls to warm up), the bytes that must be
+copied, and the host time two processes need to copy as many. An all-to-all writes every byte once and reads it
+once; an all-reduce writes its vector, reads a share of everybody's, and reads everybody's sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import time
+
+import numpy as np
+
+import emulator
+from collectives import coll
+from collectives.groups import Group
+
+COPY = 1 << 26
+
+
+def rows(n: int):
+    """(name, call, bytes copied in all) by name of what is measured."""
+    small, large = np.zeros(n * 16, np.int32), np.zeros(n * 1920, np.int32)
+    small_in, large_in, vector, total = small.copy(), large.copy(), np.zeros(1 << 18, np.float32), None
+    total = vector.copy()
+    sizes = np.full(n, 16)
+    return {
+        "barrier": (lambda g: coll.barrier(g), 0),
+        "all_to_all 64 B": (
+            lambda g: coll.all_to_all(g, small, small_in, charge_bytes=7680),
+            small.nbytes * n,
+        ),
+        "all_to_all_v 64 B": (lambda g: coll.all_to_all_v(g, small, sizes, small_in, sizes), small.nbytes * n),
+        "all_to_all 7680 B": (lambda g: coll.all_to_all(g, large, large_in), large.nbytes * n),
+        "all_reduce 1 MiB": (lambda g: coll.all_reduce(g, vector, total), 3 * vector.nbytes * n // 2),
+        "all_reduce 256 B": (lambda g: coll.all_reduce(g, vector[:64], total[:64]), 0),
+        "all_gather 1 KiB": (lambda g: coll.all_gather(g, vector[:256], large[: 256 * n].view(np.float32)), 0),
+        "broadcast 1 MiB": (lambda g: coll.broadcast(g, vector), vector.nbytes * n),
+        "all_reduce ring 1 MiB": (lambda g: coll.all_reduce(g, vector, total, algorithm="ring"), 0),
+        "all_reduce two-level 1 MiB": (lambda g: coll.all_reduce(g, vector, total, algorithm="two-level"), 0),
+        "barrier dissemination": (lambda g: coll.barrier(g, algorithm="dissemination"), 0),
+    }
+
+
+def copy_seconds(device: emulator.Device, nbytes: int) -> float:
+    """Host seconds of two processes to copy `nbytes` in all, the others asleep."""
+    device.barrier()
+    seconds = 0.0
+    if device.rank < min(2, device.num_ranks) and nbytes:
+        a, b = np.ones(COPY, np.uint8), np.zeros(COPY, np.uint8)
+        left, share = nbytes // min(2, device.num_ranks), COPY
+        b[:] = a
+        start = time.perf_counter()
+        while left > 0:
+            share = min(left, COPY)
+            b[:share] = a[:share]
+            left -= share
+        seconds = time.perf_counter() - start
+    device.barrier()
+    return seconds
+
+
+def measure(group: Group, call, repeat: int, profile: bool) -> tuple[float, int]:
+    """Host seconds of a call (median) and its virtual picoseconds."""
+    device, seconds, profiler = group.device, [], cProfile.Profile()
+    for number in range(repeat + 2):
+        device.barrier()
+        start, began = time.perf_counter(), device.now_ps
+        if profile and number >= 2:
+            profiler.runcall(call, group)
+        else:
+            call(group)
+        virtual = device.now_ps - began
+        device.barrier()
+        seconds.append(time.perf_counter() - start)
+    if profile:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(18)
+    return statistics.median(seconds[2:]), virtual
+
+
+def main() -> None:
+    """Measure, print on rank 0."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--profile", type=int, default=-1)
+    options = parser.parse_args()
+    device = emulator.init()
+    group, n = Group.world(device), device.num_ranks
+    meeting, _ = measure(group, lambda g: None, options.repeat, False)
+    if device.rank == 0:
+        print(f"{n} ranks; a machine barrier takes {meeting * 500:.1f} ms, its time is taken off")
+        print(f"{'collective':28} {'virtual us':>10} {'host ms':>9} {'copy ms':>9} {'ratio':>6}")
+    for name, (call, nbytes) in rows(n).items():
+        if options.only and not any(part in name for part in options.only.split(",")):
+            continue
+        seconds, virtual = measure(group, call, options.repeat, options.profile == device.rank)
+        copied = copy_seconds(device, nbytes)
+        if device.rank == 0:
+            host = seconds - meeting / 2
+            text = f"{copied * 1e3:9.1f} {host / copied:6.2f}" if nbytes else ""
+            print(f"{name:28} {virtual / 1e6:10.2f} {host * 1e3:9.1f} {text}", flush=True)
+
+
+main()

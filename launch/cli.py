@@ -53,6 +53,7 @@ _COMMANDS = {
     "make-checkpoint": "launch.cmd_make_checkpoint",
     "bench": "launch.cmd_bench",
     "compare": "launch.cmd_compare",
+    "calibrate": "launch.cmd_calibrate",
     "prices": "launch.cmd_prices",
     "decode": "launch.cmd_decode",
 }

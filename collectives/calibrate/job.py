@@ -1,0 +1,44 @@
+"""The program of the ranks: measures exchanges; rank 0 writes the times.
+
+python -m collectives.calibrate.job PROFILE|CASES out.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import emulator
+from collectives.calibrate.cases import CASES, parse_case
+from collectives.calibrate.hops import two_hops
+from collectives.calibrate.measure import Meter, one_hop
+from collectives.calibrate.routing import experts_of, rows_to
+from emulator.device import BARRIER_CHANNEL
+
+
+def main(what: str, out: str) -> None:
+    """Measure the published cases of a machine, or those of a JSON list as `parse_case` reads them."""
+    device = emulator.init()
+    meter, found = Meter(device), {}
+    asked = [parse_case(text) for text in json.loads(what)] if what.startswith("[") else None
+    for case in asked or [case for case in CASES if case.machine == what]:
+        measure = two_hops if case.counted == "node" else one_hop
+        start, end = measure(meter, case)
+        took = device.exchange(BARRIER_CHANNEL, None, 0, tag=end - start).tags[: case.ranks]
+        if device.rank == 0:
+            parts = case.nodes if case.counted == "node" else case.ranks
+            rows = int(rows_to(experts_of(case, 0), parts, case.counted != "expert").sum())
+            found[case.row] = {
+                "mean_ps": int(np.rint(took.mean())), "min_ps": int(took.min()), "max_ps": int(took.max()),
+                "counted_bytes": rows * case.row_bytes,
+            }  # fmt: skip
+    emulator.finalize()
+    if device.rank == 0:
+        Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

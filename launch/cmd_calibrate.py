@@ -1,0 +1,106 @@
+"""`superpod calibrate`: published figures, measured again on the emulator, with their errors."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from collectives.calibrate.cases import Case, parse_case
+from collectives.calibrate.emulated import Value
+from collectives.calibrate.parameters import parameters
+from collectives.calibrate.plan import GROUPS, Job, chosen
+from collectives.calibrate.report import as_json, rows
+from collectives.calibrate.text import as_text, case_text
+from emulator.errors import UsageError
+from launch import run
+from launch.cmd_run import check_choice, check_writable, write_out
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("calibrate")(calibrate_command)
+
+
+def calibrate_command(
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Measure this group alone: {', '.join(GROUPS)}; repeatable.")
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIBRARY:OPERATION:MODE:RANKS[:TOKENS]",
+            help="Measure an exchange nobody published, e.g. cann:dispatch:low-latency:64; repeatable.",
+        ),
+    ] = None,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Leave rows out that are not measured, and their reasons.")
+    ] = False,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows as JSON; - for the output.")
+    ] = None,
+) -> int:
+    """Measure the comparable published figures on the emulator: published, emulated, error, label, status.
+
+    Virtual time: the figures do not depend on this host. Jobs of 2 to 448 ranks run one after another.
+    """
+    for group in only or []:
+        check_choice("--only", group, GROUPS)
+    to_stdout = json_out is not None and str(json_out) == "-"
+    if not to_stdout:
+        check_writable("--json", json_out)
+    if case:
+        return _measure_cases([parse_case(text) for text in case])
+    values: dict[str, Value] = {}
+    for job in chosen(only or []):
+        typer.echo(f"calibrate: {job.title} ({job.ranks} ranks)", err=True)
+        code = _run(job, job.arguments, values)
+        if code:
+            return code
+    found = rows(values)
+    text = as_json(found, parameters())
+    if to_stdout:
+        typer.echo(text)
+        return 0
+    if json_out is not None:
+        write_out("--json", json_out, text)
+    typer.echo(as_text(found, not measured), nl=False)
+    return 0
+
+
+def _run(job: Job, arguments: tuple[str, ...], values: dict[str, Value]) -> int:
+    content, code = _content(job.module, job.profile, job.ranks, job.managed_bytes, arguments)
+    if not code:
+        values.update(job.values(content))
+    return code
+
+
+def _measure_cases(cases: list[Case]) -> int:
+    for profile in sorted({case.machine for case in cases}):
+        here = [case for case in cases if case.machine == profile]
+        asked = json.dumps([case.row for case in here])
+        content, code = _content("job", profile, max(case.ranks for case in here), 4 << 20, (asked,))
+        if code:
+            return code
+        for case in here:
+            typer.echo(case_text(case, content[case.row]))
+    return 0
+
+
+def _content(
+    module: str, profile: str, ranks: int, managed_bytes: int, arguments: tuple[str, ...]
+) -> tuple[dict[str, Any], int]:
+    with tempfile.TemporaryDirectory(prefix="superpod-calibrate-") as folder:
+        out = Path(folder) / "found.json"
+        program = ["-m", f"collectives.calibrate.{module}", *arguments, str(out)]
+        config = {"profile": profile, "managed_bytes": managed_bytes}
+        result = run.run_job(ranks, program, config, started_s=run.command_start_s())
+        if result.exit_code:
+            return {}, result.exit_code
+        if not out.exists():
+            raise UsageError("calibrate: the ranks ended without a result")
+        found: dict[str, Any] = json.loads(out.read_text())
+    return found, 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 from local_pod import AddingClock, Board, LocalLink, LocalStatus, load_priced
 
-from emulator.errors import InternalError, UsageError
+from emulator.errors import InternalError
 from emulator.profile import load_profile
 from serving.charges import Charges, plan_layers
 from serving.decode.charges import moe_passes, step_kernels
@@ -20,19 +20,15 @@ from serving.decode.forward import DecodeForward, skew_router
 from serving.decode.jitter import Jitter
 from serving.decode.settings import (
     WARM_STEPS,
-    DecodePlan,
     decode_job,
     decode_requests,
-    parse_context,
-    plan_decode,
-    spare_experts,
-    split_overrides,
 )
 from serving.engine import RankRecord, ServingEngine
 from serving.fixed import deciders
 from serving.job import DecodeOptions, ReplayJob
 from serving.limits import job_limits
-from serving.model.config import ModelConfig
+from serving.model.checkpoint import make_checkpoint
+from serving.model.config import ModelConfig, preset_config
 from serving.model.kv_cache import PagedKV
 from serving.model.model import load_model
 from serving.model.reference import ReferenceRequest, generate
@@ -201,6 +197,21 @@ def test_jitter_lengthens_computing_by_what_it_says(job: ReplayJob) -> None:
     assert len({record.decode[0]["jitter_ps"] for record, _, _ in uneven}) == RANKS
 
 
+def test_a_model_as_deep_as_the_priced_one_computes_every_layer(tmp_path: Path, tiny_priced: str) -> None:
+    """Only the MTP layer repeats an executed one; the answers are the reference's again."""
+    config = preset_config("tiny").model_copy(update={"num_hidden_layers": 9})
+    make_checkpoint(tmp_path / "deep", config, seed=2)
+    deep = tiny_job(str(tmp_path / "deep"), tiny_priced)
+    deep = replace(deep, decode=DecodeOptions(steps=1))
+    ends = Pod(deep).run()
+    specs = decode_requests(RANKS, BATCH, CONTEXT, SCALE, 1, 64, deep.seed)
+    wanted = generate(deep.model_dir, [ReferenceRequest(s.prompt.tolist(), s.max_output) for s in specs])
+    assert answers(ends) == {i: (list(r.tokens), r.logits_sha256) for i, r in enumerate(wanted)}
+    rows = np.array([record.decode[0]["expert_rows"] for record, _, _ in ends])
+    assert np.array_equal(rows[:, 8], rows[:, 0])
+    assert not np.array_equal(rows[:, 1], rows[:, 0])
+
+
 def test_rows_that_come_back_changed_are_an_error(job: ReplayJob) -> None:
     with pytest.raises(InternalError, match="layer 2 did not receive the rows sent before"):
         Pod(job, link=LossyLink).run()
@@ -236,61 +247,6 @@ def test_a_skewed_router_chooses_more_unevenly(tiny_model: str) -> None:
     loads = [np.bincount(m.layer(1).route(h)[0].numpy().ravel(), minlength=16) for m in (plain, skewed)]
     assert loads[1].max() > 1.5 * loads[0].max()
     assert skewed.layer(1).router_bias.equal(again.layer(1).router_bias)
-
-
-@pytest.mark.parametrize("text", ["", "x", "2048-4096", "4096:2048", "0:5", "1:2:3"])
-def test_a_bad_context_is_one_line(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--context .*: (write LOW:HIGH|1 <= LOW)"):
-        parse_context(text)
-    assert parse_context("2048:4096") == (2048, 4096)
-    assert parse_context("3072") == (3072, 3072)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch": 0}, "--batch 0"),
-        ({"options": DecodeOptions(steps=0)}, "--steps 0"),
-        ({"token_scale": 0}, "--token-scale 0"),
-    ],
-)
-def test_bad_settings_are_named(changes: dict[str, Any], message: str) -> None:
-    usual = {"batch": 60, "options": DecodeOptions(), "token_scale": 1024}
-    given = usual | changes
-    with pytest.raises(UsageError, match=message):
-        decode_job("m", 4, given["batch"], (1, 2), given["options"], {}, token_scale=given["token_scale"])
-
-
-def r1_plan(directory: Path, ranks: int, batch: int, context: tuple[int, int]) -> DecodePlan:
-    from serving.model.config import preset_config
-
-    spare = spare_experts(ranks, 256)
-    job = decode_job(str(directory), ranks, batch, context, DecodeOptions(), {}, redundant_experts=spare)
-    return plan_decode(job, preset_config("mini"), context)
-
-
-def test_a_batch_that_does_not_fit_a_die_is_refused(tmp_path: Path) -> None:
-    assert len(r1_plan(tmp_path, 288, 60, (2048, 4096)).specs) == 17_280
-    with pytest.raises(UsageError, match=r"--batch 600: \d+ tokens of KV exceed the \d+ .* about \d+ such"):
-        r1_plan(tmp_path, 288, 600, (2048, 4096))
-    with pytest.raises(UsageError, match="start more ranks"):
-        r1_plan(tmp_path, 8, 1, (10, 10))
-
-
-def test_requests_follow_the_seed_and_lie_in_the_range() -> None:
-    specs = decode_requests(4, 50, (2048, 4096), 1024, 3, 512, 1)
-    lengths = np.array([spec.priced_prompt for spec in specs])
-    assert lengths.min() >= 2048 and lengths.max() <= 4096
-    assert lengths.mean() == pytest.approx(3072, rel=0.05)
-    assert {spec.prompt_tokens for spec in specs} <= {2, 3, 4}
-    again = decode_requests(4, 50, (2048, 4096), 1024, 3, 512, 1)
-    assert all(np.array_equal(a.prompt, b.prompt) for a, b in zip(specs, again, strict=True))
-    assert {spec.max_output for spec in specs} == {WARM_STEPS + 3 + 1}
-
-
-def test_overrides_go_where_their_key_lives() -> None:
-    given = {"jitter.noise": "0", "ub.latency_inter_us": "4"}
-    assert split_overrides(given) == ({"ub.latency_inter_us": "4"}, {"jitter.noise": "0"})
 
 
 def test_a_job_with_decode_options_survives_its_file(tmp_path: Path, job: ReplayJob) -> None:

@@ -95,7 +95,7 @@ def _content(
 ) -> tuple[dict[str, Any], int]:
     with tempfile.TemporaryDirectory(prefix="superpod-calibrate-") as folder:
         out = Path(folder) / "found.json"
-        program = ["-m", f"collectives.calibrate.{module}", *arguments, str(out)]
+        program = ["-m", "collectives.calibrate", module, *arguments, str(out)]
         config = {"profile": profile, "managed_bytes": managed_bytes}
         result = run.run_job(ranks, program, config, started_s=run.command_start_s())
         if result.exit_code:

@@ -1,17 +1,16 @@
 """The program of the ranks for A2E and E2A: 160 attention and 288 expert dies, 96 tokens a die, trampolines.
 
-    python -m collectives.calibrate.a2e_job out.json
+    python -m collectives.calibrate a2e_job out.json
 
 Routing: 8 of 256 routed experts at random and one of 32 shared by rank, so 864 rows leave a die. Costs are
-XCCL's of dispatch and combine: a record costs half of `rank` to write and half to poll, and `rank` lies
-between pulls. All begin together; A2E ends when an expert die has its rows, E2A when an attention die has its
-sums. Each time is the slowest die's: the layer goes on when all have theirs.
+XCCL's of dispatch and combine: a record costs half of `rank` to write and half to poll, `rank` lies between
+pulls, and half of the in-situ overhead follows the records of each of the two hops. All begin together; A2E
+ends when an expert die has its rows, E2A when an attention die has its sums.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import emulator
 from collectives.calibrate.cases import HIDDEN, TOPK
 from collectives.calibrate.measure import Meter
 from collectives.calibrate.xccl_job import MANAGED_BYTES, routing
-from collectives.libraries import charges, load_library
+from collectives.libraries import charges, load_library, load_shared
 from collectives.xccl.relay import A2E
 from collectives.xccl.relay_costs import RelayCosts
 from emulator import Device
@@ -37,10 +36,10 @@ def costs_of(device: Device, operation: str, rows: float) -> RelayCosts:
         library, device.profile, operation,
         ranks=1, hidden=HIDDEN, topk=1, tokens=round(rows),
     )  # fmt: skip
-    rank = library.ps("rank")
+    rank, in_situ = library.ps("rank"), load_shared(device.profile.name).numbers.ps("in_situ.us")
     return RelayCosts(
         row_bytes=found.row_bytes, start_ps=found.start_ps, write_ps=rank // 2, poll_ps=rank - rank // 2,
-        issue_ps=rank, settle_ps=0, meta_bytes=found.meta_bytes,
+        issue_ps=rank, settle_ps=in_situ // 2, meta_bytes=found.meta_bytes,
     )  # fmt: skip
 
 
@@ -82,7 +81,3 @@ def main(out: str) -> None:
             for name, ps in zip(("a2e", "e2a"), both, strict=True)
         }
         Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

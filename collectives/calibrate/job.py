@@ -1,12 +1,11 @@
 """The program of the ranks: measures exchanges; rank 0 writes the times.
 
-python -m collectives.calibrate.job PROFILE|CASES out.json
+python -m collectives.calibrate job PROFILE|CASES out.json
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +37,3 @@ def main(what: str, out: str) -> None:
     emulator.finalize()
     if device.rank == 0:
         Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

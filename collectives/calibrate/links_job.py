@@ -1,6 +1,6 @@
 """The program of the ranks for links: puts, gets, DMA blocks and work requests between two dies.
 
-    python -m collectives.calibrate.links_job ub|hdr|400g out.json
+    python -m collectives.calibrate links_job ub|hdr|400g out.json
 
 Each figure is one operation or batch of rank 0, timed from a common moment to its end: at the target for
 what is written, at rank 0 for what is read. Rank 1 is on the same chip, 2 in the same node, 16 in another (on
@@ -10,7 +10,6 @@ ib-hdr 40 is under another leaf). Work requests include post and doorbell.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,7 +143,3 @@ def main(what: str, out: str) -> None:
     emulator.finalize()
     if device.rank == 0:
         Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

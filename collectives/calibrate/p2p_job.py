@@ -1,6 +1,6 @@
 """The program of the ranks for XCCL's send and receive: two dies of two servers (arXiv 2508.02520v6 Fig 5).
 
-    python -m collectives.calibrate.p2p_job out.json
+    python -m collectives.calibrate p2p_job out.json
 
 Times are of the sender, from send's start to its return; sizes are charged, few bytes are moved.
 """
@@ -8,7 +8,6 @@ Times are of the sender, from send's start to its return; sizes are charged, few
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +39,3 @@ def main(out: str) -> None:
     emulator.finalize()
     if device.rank == 0:
         Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

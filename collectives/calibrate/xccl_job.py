@@ -1,6 +1,6 @@
 """The program of the ranks for XCCL: real rows through `collectives.moe.ExpertExchange`, charged as R1's.
 
-    python -m collectives.calibrate.xccl_job sweep|in-situ out.json
+    python -m collectives.calibrate xccl_job sweep|in-situ out.json
 
 sweep     8 of 256 experts for each of 4 to 128 tokens a die (arXiv 2508.02520v6 Fig 6: 128 dies)
 in-situ   288 dies, 60 sequences of 2 tokens (one guessed): 8 of 256 routed experts and 1 of 32 shared, with
@@ -10,7 +10,6 @@ in-situ   288 dies, 60 sequences of 2 tokens (one guessed): 8 of 256 routed expe
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,3 @@ def main(what: str, out: str) -> None:
     emulator.finalize()
     if device.rank == 0:
         Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

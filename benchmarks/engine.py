@@ -1,7 +1,8 @@
 """How long one exchange takes on this host: `python benchmarks/engine.py [RANKS ...] [--kind c|python]`.
 
 Forked processes over an anonymous shared mapping; a step is a priced compute and one exchange of all ranks.
-Prints wall and CPU milliseconds a step: metadata only (a barrier), sparse (32 targets a rank), dense (all).
+Prints wall and CPU milliseconds a step: metadata only (a barrier), sparse (32 targets a rank), dense (all),
+sized (a record of its own size to every target), groups (the same among groups of 16).
 """
 
 import argparse
@@ -35,7 +36,7 @@ def machine(num_ranks: int) -> EngineConfig:
 
 def rows_for(what: str, rank: int, num_ranks: int) -> np.ndarray | None:
     """Rows this rank holds for each target, int32 [num_ranks]."""
-    if what == "meta":
+    if what in ("meta", "sized", "groups"):
         return None
     counts = np.zeros(num_ranks, dtype=np.int32)
     width = num_ranks if what == "dense" else min(32, num_ranks)
@@ -48,13 +49,21 @@ def program(engine: Engine, what: str, steps: int, times: np.ndarray) -> None:
     """One rank's steps; rank 0 notes wall time, every rank its CPU time."""
     rows = rows_for(what, engine.rank, engine.num_ranks)
     rng = np.random.default_rng(engine.rank)
+    sizes, channel = None, 0
+    if what == "sized":
+        sizes = rng.integers(0, 20_000, engine.num_ranks)
+    elif what == "groups":
+        first = engine.rank // 16 * 16
+        group = np.arange(first, min(first + 16, engine.num_ranks), dtype=np.int32)
+        sizes, channel = rng.integers(0, 20_000, len(group)), 1
+        engine.open_group(channel, group)
     for k in range(steps + WARM):
         if k == WARM:
             times[1 + engine.rank] = time.process_time()
             if engine.rank == 0:
                 times[0] = time.perf_counter()
         engine.compute(int(rng.integers(50_000_000, 60_000_000)), publish=False)
-        engine.exchange(0, rows, 7680, 32, 2_000_000, 10_000)
+        engine.exchange(channel, rows, 7680, 32, 2_000_000, 10_000, record_bytes=sizes)
     times[1 + engine.rank] = time.process_time() - times[1 + engine.rank]
     if engine.rank == 0:
         times[0] = time.perf_counter() - times[0]
@@ -95,7 +104,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     args = parser.parse_args()
     for num_ranks in args.ranks:
-        for what in ("meta", "sparse", "dense"):
+        for what in ("meta", "sparse", "dense", "sized", "groups"):
             wall, cpu, events = measure(num_ranks, what, args.kind, args.steps)
             print(
                 f"{args.kind:6} {num_ranks:4d} ranks  {what:6}  wall {wall:8.2f} ms  cpu {cpu:8.2f} ms"

@@ -350,6 +350,69 @@ static void close_round(core_t *c, i64 i, const group_t *g)
     }
 }
 
+/* Sort numbers: runs of four by comparing each with each, then merges without branches on what is compared. */
+static u64 *sort_numbers(u64 *a, u64 *b, i64 n)
+{
+    for (i64 i = 0; i < n; i += 4) {
+        i64 end = min64(i + 4, n);
+        for (i64 j = i; j < end; j++) {
+            i64 at = i;
+            for (i64 k = i; k < end; k++) at += a[k] < a[j] || (a[k] == a[j] && k < j);
+            b[at] = a[j];
+        }
+    }
+    for (i64 run = 4; run < n; run *= 2) {
+        u64 *from = b;
+        b = a;
+        a = from;
+        for (i64 at = 0; at < n; at += 2 * run) {
+            i64 i = at, m = min64(at + run, n), j = m, end = min64(m + run, n), k = at;
+            while (i < m && j < end) {
+                u64 x = a[i], y = a[j];
+                int second = y < x;
+                b[k++] = second ? y : x;
+                j += second;
+                i += !second;
+            }
+            while (i < m) b[k++] = a[i++];
+            while (j < end) b[k++] = a[j++];
+        }
+    }
+    return b;
+}
+
+/* All of p's records of an exchange in which every row says when each leaves; none served before, and no other exchange
+ * at this ingress. Keys go by source, so (arrival, source) in one number is their order. */
+static int serve_lagged(ctx_t *x, i64 p, i64 i, i64 t, const group_t *g)
+{
+    core_t *c = x->c;
+    slot_t *s = SLOT(c, i);
+    i64 n = c->cfg.n, num = 0, *start = AT(c, i64, s->start), *keys = AT(c, i64, s->key), base = AT(c, i64, s->low)[p];
+    i32 slots[2 * c->cfg.channels];
+    const sent_t *column = AT(c, sent_t, s->sent) + g->me;
+    if (round_of(c, i, g)->lagged < g->size || AT(c, i64, s->done_count)[p] || t - base >= (i64)1 << 51) return 0;
+    if (slots_reaching(c, p, t, slots) > (base <= t)) return 0;
+    u64 a[n], b[n], *sorted;
+    for (i64 z = 0; z < g->size; z++) {
+        i64 q = RANK_AT(g, z);
+        if (q == p) continue;
+        a[num++] = (u64)(start[q] + column[q * n].lag + c->cfg.put[CLASS(c, p, q)] - base) << 12 | (u64)q;
+    }
+    sorted = sort_numbers(a, b, num);
+    rank_t *r = RANK(c, p);
+    i64 next = g->me + 1 < g->size ? 1 : 1 - g->size;
+    for (i64 z = 0; z < num; z++) {
+        i64 q = (i64)(sorted[z] & 4095);
+        const sent_t *sent = column + q * n;
+        msg_t m = { base + (i64)(sorted[z] >> 12), staged(keys[q], S_INGRESS), (i32)q, (i32)i };
+        serve_record(x, p, r, &m, sent[next].lag - sent->lag, sent->bytes);
+    }
+    AT(c, i64, s->meta_end)[p] = r->free[PORT_INGRESS];
+    AT(c, i64, s->done_count)[p] = num;
+    AT(c, i64, s->low)[p] = INF;
+    return 1;
+}
+
 /* All of p's records at once, none served before and no other exchange at this ingress: merge three sorted lists. */
 static int serve_even(ctx_t *x, i64 p, i64 i, i64 t, i64 meta)
 {
@@ -398,7 +461,8 @@ void sp_bulk(ctx_t *x, i64 p, const node_t *e)
     rank_t *r = RANK(c, p);
     group_t g = group_at(c, e->aux, p);
     round_t *o = round_of(c, e->aux, &g);
-    if (c->cfg.n == 1 || !serve_even(x, p, e->aux, e->t, o->even)) sp_settle_rows(x, p, e->t, e->key);
+    if (g.size == 1 || (!serve_even(x, p, e->aux, e->t, o->even) && !serve_lagged(x, p, e->aux, e->t, &g)))
+        sp_settle_rows(x, p, e->t, e->key);
     i64 records = max64(AT(c, i64, s->meta_end)[p], AT(c, i64, s->self)[p]);
     AT(c, i64, s->records)[p] = records;
     if (++o->taken == g.size) close_round(c, e->aux, &g);

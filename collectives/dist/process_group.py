@@ -54,6 +54,7 @@ class SuperpodProcessGroup(_Base):  # type: ignore[misc]
         self._check_place(rank, len(members) or self._device.num_ranks)
         self._timeout_ps = timeout_ps(timeout)
         self._met = None if members else Group.world(self._device)
+        self._name, self._desc = name, ""
         self._messages = Messages(self._device, name, self._members, lambda: self._timeout_ps)
 
     @classmethod
@@ -93,6 +94,25 @@ class SuperpodProcessGroup(_Base):  # type: ignore[misc]
         return NAME
 
     name = _get_backend_name = getBackendName
+
+    def getGroupName(self) -> str:
+        """Return torch's name of the group, by which functional collectives find it."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take torch's name."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return what torch says the group is for."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Take torch's description."""
+        self._desc = desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:

@@ -1,0 +1,43 @@
+"""The backend on real ranks: every call, however the ranks are started; training as gloo trains; errors."""
+
+import pytest
+from ranks import ROOT, run_ranks
+
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(300)]
+PROGRAMS = ROOT / "tests" / "dist" / "programs"
+EXAMPLES = ROOT / "examples"
+
+
+def test_every_call_is_torchs_however_ranks_are_started():
+    """One run in each: the virtual times are equal too. Shown to fail with the two lists of counts of
+    all_to_all swapped, with results in a place of their own not brought home, with tags ignored."""
+    runs = [run_ranks(4, PROGRAMS / "calls.py", launcher=how) for how in ("fork", "rank", "plain")]
+    for ran in runs:
+        assert ran.stdout.count("all as expected") == 4, ran.stderr
+    assert len({ran.sha for ran in runs}) == 1
+
+
+def test_every_call_over_rma():
+    ran = run_ranks(4, PROGRAMS / "calls.py", transport="rma")
+    assert ran.stdout.count("all as expected") == 4
+
+
+@pytest.mark.parametrize("what", ["size", "dtype", "order"])
+def test_errors_are_on_every_rank(what):
+    ran = run_ranks(3, PROGRAMS / "disagree.py", args=(what,))
+    assert ran.stdout.count("all as expected") == 3, ran.stderr
+
+
+@pytest.mark.parametrize("name", ["torch_ddp", "torch_fsdp2"])
+def test_training_loses_as_under_gloo(name):
+    """Ten digits of each step's loss, 8 ranks. Shown to fail when an average is taken for a sum."""
+    ours, gloo = (
+        run_ranks(8, EXAMPLES / f"{name}.py", args=("--backend", backend)).stdout
+        for backend in ("superpod", "gloo")
+    )
+    assert ours.count("loss") >= 3 and ours == gloo
+
+
+def test_tensor_parallel_layers_equal_the_whole_one():
+    ran = run_ranks(4, EXAMPLES / "torch_tp.py")
+    assert "{'dp': 2, 'tp': 2}: loss 0.0734678831" in ran.stdout

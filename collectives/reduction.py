@@ -60,7 +60,8 @@ def fold(rows: Array, op: str, dtype: str) -> Array:
 
 def _average(total: Array, size: int) -> Array:
     if total.dtype.kind in "iu":
-        return np.asarray(total // np.asarray(size, total.dtype), total.dtype)
+        wide = np.int64 if total.dtype.kind == "i" else np.uint64  # the type itself may not hold `size`
+        return np.asarray(total.astype(wide) // wide(size)).astype(total.dtype)
     return np.asarray(total / np.asarray(size, total.dtype), total.dtype)
 
 

@@ -55,8 +55,8 @@ def _plain(values: list[Any], op: str) -> Any:
         for value in values[1:]:
             total = values[0].dtype.type(_step(op, total, value))
         if op == "avg":
-            size = values[0].dtype.type(len(values))
-            total = total // size if values[0].dtype.kind in "iu" else total / size
+            kind, size = values[0].dtype, len(values)
+            total = kind.type(int(total) // size if kind.kind in "iu" else total / kind.type(size))
     return total
 
 

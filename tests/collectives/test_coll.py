@@ -84,12 +84,14 @@ def rooted(group, count, dtype, strided, salt):
         same(out, small[root], "broadcast", name)
         out = empty(count, dtype, strided)
         coll.reduce(group, laid(small[me], strided), out, "sum", root, algorithm=name, **how)
-        same(out, refs.reduced(small, "sum", dtype) if me == root else empty(count, dtype, False), "reduce", name)
+        want = refs.reduced(small, "sum", dtype) if me == root else empty(count, dtype, False)
+        same(out, want, "reduce", name)
         out = empty(count * n, dtype, strided)
         coll.gather(group, laid(small[me], strided), out if me == root else None, root, algorithm=name, **how)
         same(out, np.concatenate(small) if me == root else empty(count * n, dtype, False), "gather", name)
         out = empty(count, dtype, strided)
-        coll.scatter(group, laid(big[root], strided) if me == root else None, out, root, algorithm=name, **how)
+        given = laid(big[root], strided) if me == root else None
+        coll.scatter(group, given, out, root, algorithm=name, **how)
         same(out, np.split(big[root], n)[me], "scatter", name)
 
 def unequal(group, most, dtype, strided, salt):
@@ -132,7 +134,8 @@ def unequal(group, most, dtype, strided, salt):
         spread = empty(wide.size, dtype, False)
         for s in range(n):
             spread[at[s] : at[s] + back[s]] = cut[s][me]
-        coll.all_to_all_v(group, laid(sends[me], strided), table[me], wide, back, None, at, algorithm=name, **how)
+        given = laid(sends[me], strided)
+        coll.all_to_all_v(group, given, table[me], wide, back, None, at, algorithm=name, **how)
         same(wide, spread, "all_to_all_v with places", name)
 
 for name in names(world, "barrier"):

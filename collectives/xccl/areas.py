@@ -101,9 +101,16 @@ class Areas:
                 f"xccl: slots and chunk_bytes must be at least 1, slot_bytes at least 0, got {g}"
             )
         what = f"xccl {g.rings} rings of {g.slots} slots of {g.slot_bytes} B for {g.chunk_bytes}, {control}"
+        self._what = what
         self.base, self._word, _ = device.symmetric.carve(Area.HEAP, g.nbytes, what, words=2 * g.rings)
         self.counters = Counters()
         self._links: dict[tuple[str, int], Link] = {}
+
+    def free(self) -> None:
+        """Give areas and words back (collective: costs a barrier); of no use afterwards. Every transfer must
+        have ended. Raises: UsageError, ranks differ."""
+        g = self.geometry
+        self.device.symmetric.release(Area.HEAP, self.base, g.nbytes, self._what, self._word, 2 * g.rings)
 
     # --- what transfers use -----------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ class Xccl(Areas):
         Completion: `src` may be reused, the receiver has the bytes.
 
         Raises: UsageError and its kinds: bad arguments, before any time passes. SizeError, on both ends: they
-            disagree on bytes or cores. DeadlockError: nobody can end it. RankLostError: `dst` is dead.
+            disagree on bytes or cores (the pair is of no use afterwards). DeadlockError: nobody can end it.
+            RankLostError: `dst` is dead.
         """
         transfer = self.send_async(src, event_id, dst, n_aiv, engine=engine, charge_bytes=charge_bytes)
         self.wait(transfer, timeout_ps)

@@ -169,6 +169,7 @@ class A2E(RelayBase):
         block = lane.forward.own(lane.event)
         block.write(raw[order])
         lines = np.stack([begin, rows, charged], axis=1)[1 : len(self._served())]
+        self._charge(costs.copy_row_ps * int(lines[:, 2].sum()))
         lane.forward.announce(lane.event, self._served()[1:], lines, costs, 0)
         mine = rows[:1].astype(np.int32)
         return self.device.rows.unpack(block, self._form, mine, np.zeros(1, np.int32), int(mine[0])), order
@@ -180,13 +181,14 @@ class A2E(RelayBase):
             self._pack(block, y, arrived.place)
         else:
             served = self._served()[1:]
-            rows, first, _ = lane.back.gather(event, served, 0, costs, self._engine, 0)
+            rows, first, charged = lane.back.gather(event, served, 0, costs, self._engine, 0)
             records, first = lane.back.fetch(event, served, rows, first)
             home = np.empty((arrived.order.size, self._back_form.record_bytes), np.uint8)
             home[arrived.order] = np.concatenate(
                 [self._packed(y, arrived.place), records.take(*places(rows, first))]
             )
             block.write(home)
+            self._charge(costs.copy_row_ps * int(charged.sum()))
         start = np.cumsum(arrived.counts, dtype=np.int64) - arrived.counts
         lines = np.stack([start, arrived.counts, arrived.charged], axis=1)
         lane.home.announce(event, self.relays.attention, lines, costs, self._me)

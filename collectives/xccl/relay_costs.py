@@ -1,20 +1,21 @@
 """What A2E and E2A are charged beside the bytes of their rows. Pure.
 
-    attention         start_ps, then write_ps for each record it stores
-    whoever waits     poll_ps for each record it waited for, and settle_ps once
-    whoever pulls     issue_ps between two pulls, the rows' bytes on the fabric
-    a trampoline      write_ps for each record it sends on
+    who begins        start_ps (attention dies in A2E, expert dies in E2A), write_ps for each record stored
+    who waits         poll_ps for each record it waited for, and settle_ps once
+    who pulls         issue_ps between two pulls, the rows' bytes on the fabric
+    a trampoline      copy_row_ps for each row of others that it writes into its own block, then write_ps
 
-`xccl.record_us` of the machine's profile is one rank's scalar work on one peer's record, write and poll
-together (that is what it was fitted to), so each is half of it. Nothing is fitted to A2E or E2A. At A = 160,
-E = 288, 96 rows x 9 slots of 7,680 B out and 14,336 B back, the mean over the dies is 166 us for A2E
-(published: 172) and 193 us for E2A (published: 193).
+The prices are those of XCCL's dispatch and combine (`collectives/libraries`); nothing is fitted to A2E or
+E2A. The library's `rank` is one die's scalar work on one peer's record, write and poll together (that is
+what it was fitted to), so each is half of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from collectives.libraries import charges, load_library, load_shared
+from emulator.npu import ceil_ps
 from emulator.profile import Profile
 
 
@@ -28,28 +29,37 @@ class RelayCosts:
     poll_ps: int = 0
     issue_ps: int = 0
     settle_ps: int = 0
+    copy_row_ps: int = 0
     meta_bytes: int = 32
 
 
-def a2e_costs(profile: Profile, row_bytes: int, quantised_rows: int = 0) -> RelayCosts:
-    """Costs of A2E on this machine, from section [xccl] of its profile.
+def a2e_costs(profile: Profile, hidden: int, rows: int, in_situ: bool = False) -> RelayCosts:
+    """Costs of A2E on this machine: rows quantised to INT8.
 
     Args:
-        row_bytes: charged bytes of a row.
-        quantised_rows: rows an attention die quantises and groups before it stores its records, 0 without.
+        hidden: values of a row as charged.
+        rows: charged rows (tokens times slots) an attention die sends.
+        in_situ: beside other kernels: the machine's in-situ overhead at each wait.
     """
-    record = profile.ps("xccl.record_us")
+    return _costs(profile, "dispatch", hidden, rows, in_situ)
+
+
+def e2a_costs(profile: Profile, hidden: int, rows: int, in_situ: bool = False) -> RelayCosts:
+    """Costs of E2A: BF16 rows. `rows`: charged rows an expert die sends home; the rest as `a2e_costs`."""
+    return _costs(profile, "combine", hidden, rows, in_situ)
+
+
+def _costs(profile: Profile, operation: str, hidden: int, rows: int, in_situ: bool) -> RelayCosts:
+    library, shared = load_library("xccl"), load_shared(profile.name).numbers
+    found = charges(library, profile, operation, ranks=1, hidden=hidden, topk=1, tokens=rows)
+    rank = library.ps("rank")
     return RelayCosts(
-        row_bytes=row_bytes,
-        start_ps=profile.ps("xccl.start_us") + quantised_rows * profile.ps("xccl.quantise_row_us"),
-        write_ps=record // 2,
-        poll_ps=record - record // 2,
-        issue_ps=record,
-        settle_ps=profile.ps("xccl.in_situ_us"),
-        meta_bytes=profile.num_bytes("xccl.record_bytes"),
+        row_bytes=found.row_bytes,
+        start_ps=found.start_ps,
+        write_ps=rank // 2,
+        poll_ps=rank - rank // 2,
+        issue_ps=rank,
+        settle_ps=shared.ps("in_situ.us") if in_situ else 0,
+        copy_row_ps=ceil_ps(found.row_bytes, shared.per_s("vector.copy_gb_per_s")),
+        meta_bytes=found.meta_bytes,
     )
-
-
-def e2a_costs(profile: Profile, row_bytes: int) -> RelayCosts:
-    """Costs of E2A. Expert dies run persistent kernels (5.2), so nothing is launched: no start-up."""
-    return replace(a2e_costs(profile, row_bytes), start_ps=0)

@@ -169,7 +169,7 @@ for mine, cores in (((64, 65), (2, 2)), ((64, 64), (2, 4))):
         assert me not in (0, 2)
     except SizeError as error:
         assert str(mine[1] if mine[0] != mine[1] else cores[1]) in str(error), error
-    device.barrier()
+    fresh.free()
 # 7. Bad input, before any time passes.
 start, bad = device.now_ps, 0
 for call in (
@@ -238,3 +238,35 @@ def test_a_lost_flag_never_shows_partial_data():
     assert "receive of event 2 from rank 0" in ran.reports[2]["said"]
     assert "the last record from there says event 1" in ran.reports[2]["said"]
     assert "send of event 2 to rank 2" in ran.reports[0]["said"]
+
+
+DEAD = (
+    SETUP
+    + """
+import os, signal, time
+from emulator.errors import RankLostError
+xccl = Xccl(device, [(0, 1), (1, 0)], slots=8, chunk_bytes=64)
+move(xccl, 500, 1, 2, 0, 1)
+device.barrier()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1)  # the launcher's part: notice it and say so
+if me == 0:
+    device.mark_dead(1)
+    said = []
+    for call in (
+        lambda: xccl.receive(np.zeros(4, np.uint8), 2, 1),
+        lambda: xccl.send(np.zeros(4, np.uint8), 2, 1),
+    ):
+        try:
+            call()
+        except RankLostError as error:
+            said.append(list(error.ranks))
+    report(said=said)
+"""
+)
+
+
+def test_a_dead_peer_ends_both_ends_with_its_name():
+    """Broken build: waiting with a time-out in a loop, which never hears of it."""
+    assert run_ranks(2, DEAD, keep_going=True, check=False).reports[0]["said"] == [[1], [1]]

@@ -14,7 +14,7 @@ SEED = 20_250_802
 
 
 def test_every_byte_is_in_one_wave_and_every_ring_full_is_told_of():
-    """Broken build: `filled` not set back to 0 after a record (then a ring-full may stay untold)."""
+    """Broken build: `filled` not set back to 0 after a record (then waves tell before the ring is full)."""
     rng = np.random.default_rng(SEED)
     for case in range(400):
         nbytes, cores, chunk, slots = (int(rng.integers(0, high)) for high in (5000, 48, 300, 60))
@@ -25,9 +25,11 @@ def test_every_byte_is_in_one_wave_and_every_ring_full_is_told_of():
             assert sum(w.nbytes for w in waves) == nbytes, where
             assert all(w.largest <= chunk and w.chunks <= min(cores, slots) for w in waves), where
             untold = 0
-            for wave in waves:
+            for wave, after in zip(waves, [*waves[1:], None], strict=True):
                 untold += wave.chunks
                 assert untold <= slots, where
+                if wave.records and control == "transfer" and after is not None:
+                    assert untold + after.chunks > slots, where  # no earlier than the ring is full
                 untold = 0 if wave.records else untold
             assert untold == 0, where
             if control == "chunk":

@@ -15,6 +15,7 @@ from collectives.calibrate.parameters import parameters
 from collectives.calibrate.plan import GROUPS, Job, chosen
 from collectives.calibrate.report import as_json, rows
 from collectives.calibrate.text import as_text, case_text
+from collectives.calibrate.xccl_job import MANAGED_BYTES
 from emulator.errors import UsageError
 from launch import run
 from launch.cmd_run import check_choice, check_writable, write_out
@@ -33,7 +34,7 @@ def calibrate_command(
         list[str] | None,
         typer.Option(
             metavar="LIBRARY:OPERATION:MODE:RANKS[:TOKENS]",
-            help="Measure an exchange nobody published, e.g. cann:dispatch:low-latency:64; repeatable.",
+            help="Measure an exchange nobody published, e.g. xccl:dispatch:low-latency:64:32; repeatable.",
         ),
     ] = None,
     measured: Annotated[
@@ -79,15 +80,21 @@ def _run(job: Job, arguments: tuple[str, ...], values: dict[str, Value]) -> int:
 
 
 def _measure_cases(cases: list[Case]) -> int:
-    for profile in sorted({case.machine for case in cases}):
-        here = [case for case in cases if case.machine == profile]
+    for job in sorted({_job_of(case) for case in cases}):
+        profile, _ = job
+        here = [case for case in cases if _job_of(case) == job]
         asked = json.dumps([case.row for case in here])
-        content, code = _content("job", profile, max(case.ranks for case in here), 4 << 20, (asked,))
+        content, code = _content("job", profile, max(case.ranks for case in here), MANAGED_BYTES, (asked,))
         if code:
             return code
         for case in here:
             typer.echo(case_text(case, content[case.row]))
     return 0
+
+
+def _job_of(case: Case) -> tuple[str, int]:
+    """Profile, and ranks of the job: XCCL's exchange is of all ranks of a run, the others' of the first."""
+    return case.machine, case.ranks if case.library == "xccl" else 0
 
 
 def _content(

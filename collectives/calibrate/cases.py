@@ -25,7 +25,6 @@ LOW_LATENCY_TOKENS, NORMAL_TOKENS = 128, 4096
 OPERATIONS: Final = ("dispatch", "combine")
 MODES: Final = ("low-latency", "normal")
 ASCEND: Final = "deepep-ascend"
-PUSHED: Final = tuple(name for name, (_, way) in LIBRARIES.items() if way == "push")
 _EXAMPLE, _MOST_TOKENS = "cann:dispatch:low-latency:64", 65_536
 NODE_RANKS: Final = 8  # ranks of a node of h800-ib, the only machine with two hops
 _BEST_NODES: Final = 4
@@ -108,7 +107,7 @@ def parse_case(text: str) -> Case:
             f"--case {text}: write library:operation:mode:ranks or with :tokens, e.g. {_EXAMPLE}"
         )
     library, operation, mode = parts[:3]
-    for word, known in ((library, PUSHED), (operation, OPERATIONS), (mode, MODES)):
+    for word, known in ((library, LIBRARIES), (operation, OPERATIONS), (mode, MODES)):
         if word not in known:
             raise UsageError(
                 f"--case {text}: no {word!r}; choose of {', '.join(known)}{nearest(word, known)}"

@@ -11,11 +11,18 @@ from pathlib import Path
 import numpy as np
 
 import emulator
-from collectives.calibrate.cases import CASES, parse_case
+from collectives.calibrate.cases import CASES, Case, parse_case
 from collectives.calibrate.hops import two_hops
-from collectives.calibrate.measure import Meter, one_hop
+from collectives.calibrate.measure import Meter, Moment, one_hop
 from collectives.calibrate.routing import experts_of, rows_to
+from collectives.calibrate.xccl_job import pulled
 from emulator.device import BARRIER_CHANNEL
+
+
+def _measure(meter: Meter, case: Case) -> Moment:
+    if case.library == "xccl":
+        return pulled(meter.device, case)
+    return two_hops(meter, case) if case.counted == "node" else one_hop(meter, case)
 
 
 def main(what: str, out: str) -> None:
@@ -24,8 +31,7 @@ def main(what: str, out: str) -> None:
     meter, found = Meter(device), {}
     asked = [parse_case(text) for text in json.loads(what)] if what.startswith("[") else None
     for case in asked or [case for case in CASES if case.machine == what]:
-        measure = two_hops if case.counted == "node" else one_hop
-        start, end = measure(meter, case)
+        start, end = _measure(meter, case)
         took = device.exchange(BARRIER_CHANNEL, None, 0, tag=end - start).tags[: case.ranks]
         if device.rank == 0:
             parts = case.nodes if case.counted == "node" else case.ranks

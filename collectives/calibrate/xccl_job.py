@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 import emulator
-from collectives.calibrate.cases import EXPERTS, HIDDEN, OPERATIONS, TOPK
-from collectives.calibrate.measure import Meter
+from collectives.calibrate.cases import EXPERTS, HIDDEN, OPERATIONS, TOPK, Case
+from collectives.calibrate.measure import Meter, Moment
 from collectives.libraries import charges, load_library
 from collectives.moe import ExpertExchange
 from emulator import Device
@@ -72,6 +72,12 @@ class Pair:
             load_library("xccl"), self.device.profile, operation,
             ranks=self.device.num_ranks, hidden=HIDDEN, topk=self.topk, tokens=tokens, in_situ=self.shared,
         )  # fmt: skip
+
+
+def pulled(device: Device, case: Case) -> Moment:
+    """Measure one case of any batch; the ranks of the run are its own."""
+    dispatch, combine = Pair(device, case.tokens, False).times(case.tokens)
+    return Moment(0, dispatch if case.operation == "dispatch" else combine)
 
 
 def main(what: str, out: str) -> None:

@@ -131,7 +131,7 @@ def test_routing_is_as_the_benchmarks_do_it() -> None:
     ("text", "part"),
     [
         ("cann:dispatch:normal", "write library:operation:mode:ranks"),
-        ("xccl:dispatch:normal:8", "no 'xccl'"),
+        ("xcl:dispatch:normal:8", "did you mean 'xccl'"),
         ("cann:dispatch:normal:12", "ranks must be 2, 4, 8"),
         ("cann:dispatch:normal:8:0", "no whole number from 1"),
         ("cann:dispatch:norml:8", "did you mean 'normal'"),

@@ -18,7 +18,7 @@ from collectives.calibrate.cases import EXPERTS, HIDDEN, TOPK, Case, parse_case
 from collectives.calibrate.routing import experts_of, rows_to
 from collectives.libraries import charges, load_library
 from emulator.profile import load_profile
-from emulator.topology import LinkClass, Topology, write_bytes_per_s
+from emulator.topology import LinkClass, Topology, read_bytes_per_s, write_bytes_per_s
 
 SUPERPOD = Path(sys.executable).parent / "superpod"
 pytestmark = pytest.mark.multirank
@@ -26,6 +26,8 @@ CASES = (
     "cann:dispatch:low-latency:8",
     "cann:combine:low-latency:8",
     "deepep-ascend:dispatch:normal:8:512",
+    "xccl:dispatch:low-latency:8",
+    "xccl:combine:low-latency:8:300",
     "deepep:dispatch:low-latency:8",
     "deepep-legacy:combine:low-latency:8",
     "deepep-legacy:dispatch:normal:8:512",
@@ -47,21 +49,23 @@ def measured_us() -> dict[str, float]:
 
 
 def formula_us(case: Case) -> float:
-    """Start, the busiest port of a mean rank, end; latencies of one hop. Rows to each rank as routed."""
+    """Start, the busiest port of a mean rank, end; latency of a put, and of a get where rows are pulled."""
     profile = load_profile(case.machine)
     costs = charges(
         load_library(case.library), profile, case.operation,
         ranks=case.ranks, hidden=HIDDEN, topk=TOPK, tokens=case.tokens,
     )  # fmt: skip
     rows = rows_to(experts_of(case, 0), case.ranks, case.counted != "expert").sum() / case.ranks
-    rates, topology = write_bytes_per_s(profile), Topology.from_profile(profile, case.ranks)
+    pulls = case.library == "xccl"
+    rates = read_bytes_per_s(profile) if pulls else write_bytes_per_s(profile)
+    topology = Topology.from_profile(profile, case.ranks)
     nic = profile.value("rdma.gb_per_s") * profile.value("rdma.efficiency") * 1e9
     wire = sum(
         rows * costs.row_bytes / (nic if case.library == "deepep" else rates[topology.link_class(0, peer)])
         for peer in range(1, case.ranks)
     )
     assert topology.link_class(0, 7) == LinkClass.NODE and EXPERTS % case.ranks == 0
-    return (costs.start_ps + costs.pull_start_ps) / 1e6 + 1e6 * wire + 2
+    return (costs.start_ps + costs.pull_start_ps) / 1e6 + 1e6 * wire + (3 if pulls else 2)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -96,6 +96,7 @@ def test_a_rank_that_dies_ends_it(kind):
             engine.schedule(*ping(2, 0))
 
     def dies(engine):
+        engine.wait([(0, GE, 1)])  # what the other posted as it fell asleep
         engine.mark_dead(1)
 
     pair(kind, waits, dies)

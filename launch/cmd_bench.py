@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from emulator.errors import UsageError
 from launch import run
@@ -29,12 +30,32 @@ from memsem.bench.shapes import (
 
 _DEFAULT_OPS = {"mem": "put", "verbs": "write", "mpi": "send"}
 _HEAP = 4 << 20
+_PAIR = "pair"
+_HELP = "Measure latency, bandwidth, message rate (lat|bw|rate), collectives (coll), expert parallelism (ep)."
 _PAGE = 4096
 
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
-    app.command("bench", no_args_is_help=True)(bench_command)
+    from launch.bench_coll import bench_coll
+    from launch.bench_ep import bench_ep
+
+    bench = typer.Typer(cls=_Kinds, add_completion=False)
+    bench.command(_PAIR, no_args_is_help=True, hidden=True)(bench_command)
+    bench.command("coll", no_args_is_help=True)(bench_coll)
+    bench.command("ep")(bench_ep)
+    app.add_typer(bench, name="bench", help=_HELP)
+
+
+class _Kinds(TyperGroup):
+    """`bench lat|bw|rate` is one command of two dies; `bench coll` and `bench ep` are two more."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args[:1] in (["coll"], ["ep"]) else [_PAIR, *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == _PAIR else name), command, rest
 
 
 def bench_command(
@@ -62,8 +83,11 @@ def bench_command(
 
     bw and rate of --path verbs keep --batch requests in flight all the time, as perftest does (formats
     perftest and json); --format osu posts --batch and waits for all, as OSU does, and so do the other paths.
+
+    Collectives and expert parallelism: superpod bench coll --help, superpod bench ep --help.
     """
-    check_choice("bench", kind, KINDS)
+    if kind not in KINDS:
+        check_choice("bench", kind, (*KINDS, "coll", "ep"))
     check_choice("--path", path, tuple(OPERATIONS))
     check_choice("--engine", engine, ENGINES)
     check_choice("--pair", pair, PAIRS)

@@ -1,0 +1,115 @@
+"""Results of collectives as text that existing tools parse: nccl-tests, OSU micro-benchmarks, JSON. Pure.
+
+nccl-tests' columns once (out of place): time is the slowest rank's, mean over iterations, as with its `-a 3`;
+bandwidths GB/s (10^9). OSU micro-benchmarks 7: average, least and most over ranks, microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.bench.shapes import DTYPES, REDUCING, ROOTED, CollSample, CollSpec
+
+_OSU_NAMES = {
+    "all_reduce": "Allreduce",
+    "all_gather": "Allgather",
+    "reduce_scatter": "Reduce_scatter_block",
+    "all_to_all": "Alltoall",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "gather": "Gather",
+    "scatter": "Scatter",
+    "barrier": "Barrier",
+}
+
+
+def render(spec: CollSpec, samples: Sequence[CollSample], form: str) -> str:
+    """Return the whole output in one of `shapes.FORMATS`, ending with a newline."""
+    return {"nccl": nccl, "osu": osu, "json": as_json}[form](spec, samples)
+
+
+def nccl(spec: CollSpec, samples: Sequence[CollSample]) -> str:
+    """The table of {all_reduce,...}_perf, without its in-place half."""
+    first = samples[0]
+    used = ", ".join(dict.fromkeys(sample.algorithm for sample in samples))
+    lines = [
+        f"# nThread 1 nGpus 1 nRanks {first.ranks} minBytes {samples[0].size} maxBytes {samples[-1].size} "
+        f"warmup iters: {spec.warmup} iters: {spec.iterations} validation: 1",
+        f"# {spec.coll}, algorithm {used}; virtual time of the slowest rank; GB/s = 10^9 bytes a second",
+        "#",
+        "#" + " " * 56 + "out-of-place",
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong",
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
+        *(_nccl_row(spec, sample) for sample in samples),
+        f"# Out of bounds values : {sum(s.wrong for s in samples)} {_verdict(samples)}",
+        f"# Avg bus bandwidth    : {sum(s.busbw(spec.coll) for s in samples) / len(samples):g}",
+        "#",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(samples: Sequence[CollSample]) -> str:
+    return "FAILED" if any(sample.wrong for sample in samples) else "OK"
+
+
+def _nccl_row(spec: CollSpec, s: CollSample) -> str:
+    redop = spec.redop if spec.coll in REDUCING else "none"
+    root = spec.root if spec.coll in ROOTED else -1
+    head = f"{s.size:12d}  {s.count:12d}  {spec.dtype:>8}  {redop:>6}  {root:6d}"
+    return f"{head}  {_time(s.most_us)}  {_rate(s.algbw())}  {_rate(s.busbw(spec.coll))}  {s.wrong:5d}"
+
+
+def _time(us: float) -> str:
+    """As nccl-tests: seven characters."""
+    return f"{us:7.0f}" if us >= 10000 else f"{us:7.1f}" if us >= 100 else f"{us:7.2f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:6.2f}" if value < 1000 else f"{value:6.0f}"
+
+
+def osu(spec: CollSpec, samples: Sequence[CollSample]) -> str:
+    """The table of osu_allreduce and its kin with -f."""
+    title = f"# OSU MPI {_OSU_NAMES[spec.coll]} Latency Test"
+    columns = ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)")
+    header = f"{'# Size':<10}" + "".join(f"{name:>18}" for name in columns) + f"{'Iterations':>12}"
+    rows = [
+        f"{_osu_size(spec, s):<10}"
+        + "".join(f"{us:>18.2f}" for us in (s.average_us, s.least_us, s.most_us))
+        + f"{spec.iterations:>12}"
+        for s in samples
+    ]
+    return "\n".join([title, header, *rows]) + "\n"
+
+
+def _osu_size(spec: CollSpec, sample: CollSample) -> int:
+    """OSU's size is that of one rank's message: the block, where there is a block for each rank."""
+    return sample.count * DTYPES[spec.dtype]
+
+
+def as_json(spec: CollSpec, samples: Sequence[CollSample]) -> str:
+    """A list of rows; bandwidths GB/s (10^9), times microseconds."""
+    return json.dumps([json_row(spec, sample) for sample in samples], indent=2) + "\n"
+
+
+def json_row(spec: CollSpec, s: CollSample) -> dict[str, Any]:
+    """One size as a row of `as_json`."""
+    return {
+        "collective": spec.coll,
+        "algorithm": s.algorithm,
+        "ranks": s.ranks,
+        "size_bytes": s.size,
+        "count": s.count,
+        "type": spec.dtype,
+        "redop": spec.redop if spec.coll in REDUCING else None,
+        "root": spec.root if spec.coll in ROOTED else None,
+        "time_us": round(s.most_us, 6),
+        "average_us": round(s.average_us, 6),
+        "least_us": round(s.least_us, 6),
+        "algbw_GBps": round(s.algbw(), 6),
+        "busbw_GBps": round(s.busbw(spec.coll), 6),
+        "wrong": s.wrong,
+        "iterations": spec.iterations,
+    }

@@ -1,0 +1,88 @@
+"""`superpod bench coll`: time and bandwidth of a collective, as nccl-tests and OSU print them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from collectives.bench.formats import render
+from collectives.bench.shapes import (
+    DTYPES,
+    FORMATS,
+    REDUCTIONS,
+    CollSample,
+    CollSpec,
+    check,
+    operation,
+)
+from collectives.select import checked
+from emulator.errors import UsageError
+from launch import run
+from launch.cmd_run import Overrides, check_choice, check_writable, parse_set, write_out
+from memsem.bench.shapes import parse_size, parse_sizes
+
+
+def bench_coll(
+    coll: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")],
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Number of ranks.")] = 8,
+    algo: Annotated[str | None, typer.Option(help="ring, full-mesh, ...; the selector's by default.")] = None,
+    sizes: Annotated[str, typer.Option(help="8:16M doubles; or 8,64,1K. Of the larger buffer.")] = "1K:16M",
+    form: Annotated[str, typer.Option("--format", help="nccl, osu or json.")] = "nccl",
+    dtype: Annotated[str, typer.Option(help="float, double, half, bfloat16, int8, ...")] = "float",
+    redop: Annotated[str, typer.Option(help="sum, prod, max or min.")] = "sum",
+    root: Annotated[int, typer.Option(help="Of rooted collectives.")] = 0,
+    iterations: Annotated[int, typer.Option(help="Measured, per size.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Not measured, per size.")] = 1,
+    real: Annotated[str, typer.Option(help="Most bytes of a buffer really moved and checked.")] = "64K",
+    pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
+    overrides: Overrides = None,
+    transport: Annotated[str, typer.Option(help="How bytes move: shared or rma.")] = "shared",
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON rows here as well.")] = None,
+) -> int:
+    """Measure a collective among --ranks dies in virtual time: the figures do not depend on this host.
+
+    Buffers larger than --real are charged in full and moved in part; #wrong counts wrong elements of what was
+    moved, over all ranks.
+    """
+    check_choice("--format", form, FORMATS)
+    check_choice("--dtype", dtype, tuple(DTYPES))
+    check_choice("--redop", redop, REDUCTIONS)
+    check_choice("--transport", transport, ("shared", "rma"))
+    check_writable("--json", json_out)
+    name = operation(coll)
+    if algo is not None:
+        checked(name, algo)
+    asked = (1,) if name == "barrier" else parse_sizes(sizes)
+    spec = CollSpec(name, algo, asked, dtype, redop, root, iterations, warmup, parse_size(real))
+    check(spec, ranks)
+    config = {
+        "profile": pod,
+        "set": parse_set(overrides or []),
+        "transport": transport,
+        "heap_bytes": 1 << 20,
+    }
+    told, code = run_bench("coll", ranks, spec._asdict(), config)
+    if code:
+        return code
+    samples = [CollSample(**row) for row in told]
+    if json_out is not None:
+        write_out("--json", json_out, render(spec, samples, "json"))
+    typer.echo(render(spec, samples, form), nl=False)
+    return 0
+
+
+def run_bench(kind: str, ranks: int, spec: dict[str, Any], config: dict[str, Any]) -> tuple[Any, int]:
+    """Run `collectives.bench` on all ranks; returns what rank 0 wrote, and the exit code."""
+    with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
+        out = Path(folder) / "told.json"
+        program = ["-m", "collectives.bench", kind, json.dumps(spec), str(out)]
+        result = run.run_job(ranks, program, config, started_s=run.command_start_s())
+        if result.exit_code:
+            return None, result.exit_code
+        if not out.exists():
+            raise UsageError("bench: the ranks ended without a result")
+        return json.loads(out.read_text()), 0

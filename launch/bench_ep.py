@@ -1,0 +1,83 @@
+"""`superpod bench ep`: percentiles, tokens/s and load of dispatch and combine, in Mooncake's shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from collectives.bench import ep_shapes
+from collectives.bench.ep_shapes import EpSpec
+from emulator.profile import load_profile
+from launch.bench_coll import run_bench
+from launch.cmd_run import Overrides, check_choice, check_writable, parse_set, write_out
+
+_MIB = 1 << 20
+
+
+def bench_ep(
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Number of ranks.")] = 8,
+    scheme: Annotated[str, typer.Option(help="xccl, cann, deepep, deepep-ll, all-to-all or agrs.")] = "xccl",
+    library: Annotated[str | None, typer.Option(help="Whose costs; by default the scheme's own.")] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Of all ranks; 256 or nearest above by default.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Of each rank.")] = 128,
+    topk: Annotated[int, typer.Option(help="Experts of a token.")] = 8,
+    hidden: Annotated[int, typer.Option(help="Values of a row, as charged.")] = 7168,
+    real_hidden: Annotated[int, typer.Option(help="Values of a row really moved.")] = 16,
+    dtype: Annotated[str | None, typer.Option(help="Dispatched: int8, fp8 or bf16.")] = None,
+    routing: Annotated[str, typer.Option(help="uniform, k-hot or zipf.")] = "uniform",
+    hot_experts: Annotated[int, typer.Option(help="k-hot: how many.")] = 32,
+    hot_fraction: Annotated[float, typer.Option(help="k-hot: their share of the draws.")] = 0.9,
+    zipf_alpha: Annotated[float, typer.Option(help="zipf: exponent.")] = 1.0,
+    iterations: Annotated[int, typer.Option("--iterations", "--iters", help="Measured.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Not measured.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of routing and contents.")] = 0,
+    form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+    pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
+    overrides: Overrides = None,
+    transport: Annotated[str, typer.Option(help="How bytes move: shared or rma.")] = "shared",
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON here as well.")] = None,
+) -> int:
+    """Measure dispatch and combine of expert parallelism in virtual time.
+
+    The routing is drawn once from --seed. Experts return their rows at no charge; what comes home is checked.
+    JSON has the fields of Mooncake's ep_benchmark.
+    """
+    check_choice("--format", form, ("table", "json"))
+    check_choice("--transport", transport, ("shared", "rma"))
+    check_writable("--json", json_out)
+    if dtype is not None:
+        check_choice("--dtype", dtype, ("int8", "fp8", "bf16"))
+    settings = parse_set(overrides or [])
+    machine = load_profile(pod, settings).name
+    spec = EpSpec(
+        scheme, library or ep_shapes.usual_library(scheme, machine), experts or -(-256 // ranks) * ranks,
+        tokens, topk, hidden, real_hidden, dtype, routing, hot_experts, hot_fraction, zipf_alpha, iterations,
+        warmup, seed,
+    )  # fmt: skip
+    ep_shapes.check(spec, ranks, machine)
+    load = ep_shapes.loads(spec, ranks)
+    most = max(1, int(load.reshape(ranks, -1).sum(axis=1).max()))
+    spec = spec._replace(max_rows=most, planes=ep_shapes.planes_of(scheme, spec.library))
+    config = {"profile": pod, "set": settings, "transport": transport, "managed_bytes": _managed(spec, ranks)}
+    told, code = run_bench("ep", ranks, spec._asdict(), config)
+    if code:
+        return code
+    times = np.array(told["times_ps"], np.int64).reshape(ranks, iterations, 3)
+    facts = ep_shapes.result(spec, machine, times, told["wrong"], load)
+    if json_out is not None:
+        write_out("--json", json_out, ep_shapes.as_json(facts))
+    typer.echo(ep_shapes.as_json(facts) if form == "json" else ep_shapes.table(facts), nl=False)
+    return 0
+
+
+def _managed(spec: EpSpec, ranks: int) -> int:
+    """Room for two blocks of each operation and what goes with them, in whole MiB."""
+    row = 64 + 4 * (spec.real_hidden + spec.topk + 4)
+    rows = spec.max_rows + spec.tokens * (min(spec.topk, ranks) + spec.topk)
+    need = 2 * (rows + 256) * row + 1024 * ranks
+    return 2 * (-(-need // _MIB) + 1) * _MIB

@@ -291,6 +291,13 @@ class LowLatencyCalls:
         if rows.codes is not None or rows.values.shape != (ids.shape[0], self.hidden):
             raise UsageError(f"x must be [{ids.shape[0]}, {self.hidden}] in bfloat16 or float32")
         lay.check_experts(ids, self.num_experts)
+        ranked = np.sort(ids, axis=1)
+        twice = np.argwhere((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] >= 0))
+        if twice.size:
+            token, at = twice[0].tolist()
+            raise UsageError(
+                f"token {token} names expert {ranked[token, at]} twice; the fixed shape has one row"
+            )
 
     def _encode(self, values: Float32, kind: str, round_scale: bool) -> Float32:
         if kind != "fp8":

@@ -38,7 +38,7 @@ def encode(x: Float32, kind: str) -> Float32:
         return np.ascontiguousarray(x)
     out = np.zeros((n, 4 * width), np.uint8)
     if kind == "bfloat16":
-        out[:, : 2 * hidden] = to_bfloat16(x).view(np.uint8).reshape(n, -1)
+        out[:, : 2 * hidden] = to_bfloat16(x).view(np.uint8).reshape(n, 2 * hidden)
     elif kind == "int8":
         scale, steps = quantise_int8(x)
         out[:, :4] = scale[:, None].view(np.uint8)
@@ -68,7 +68,7 @@ def join_fp8(codes: Bytes, scales: Float32) -> Float32:
     n, hidden = codes.shape
     out = np.zeros((n, 4 * words("fp8", hidden)), np.uint8)
     at = 4 * scales.shape[1]
-    out[:, :at] = np.ascontiguousarray(scales).view(np.uint8).reshape(n, -1)
+    out[:, :at] = np.ascontiguousarray(scales).view(np.uint8).reshape(n, at)
     out[:, at : at + hidden] = codes
     return out.view(np.float32)
 
@@ -125,7 +125,7 @@ def quantise_fp8(x: Float32, round_scale: bool = False) -> tuple[Float32, Bytes]
     scales = (np.maximum(np.abs(cut).max(axis=2), np.float32(1e-4)) / np.float32(FP8_MAX)).astype(np.float32)
     if round_scale:
         scales = np.exp2(np.ceil(np.log2(scales.astype(np.float64)))).astype(np.float32)
-    steps = np.abs(cut / scales[:, :, None]).reshape(n, -1)[:, :hidden].astype(np.float64)
+    steps = np.abs(cut / scales[:, :, None]).reshape(n, blocks * BLOCK)[:, :hidden].astype(np.float64)
     codes = np.searchsorted(_MIDDLE, steps, side="left")
     tie = (codes < _MIDDLE.size) & (_MIDDLE[np.minimum(codes, _MIDDLE.size - 1)] == steps) & (codes % 2 == 1)
     codes = (codes + tie).astype(np.uint8)

@@ -134,6 +134,7 @@ def test_rows_come_back_as_they_were_rounded(kind, hidden):
     got = wire.decode(raw, kind, hidden)
     bound = {"float32": 0, "bfloat16": 2**-8, "int8": 1 / 127, "fp8": 2**-3}[kind]
     assert np.abs(got - x).max() <= bound * np.abs(x).max() and not got[2].any()
+    assert wire.decode(wire.encode(x[:0], kind), kind, hidden).shape == (0, hidden)
     assert np.array_equal(wire.decode(wire.encode(got, "float32"), "float32", hidden), got)
 
 

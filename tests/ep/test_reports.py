@@ -1,0 +1,143 @@
+"""Scenarios of public bug reports on dispatch and combine, and ranks that do not do the same."""
+
+import pytest
+from programs import SETUP
+from ranks import run_ranks
+
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(200)]
+
+MANY = (
+    SETUP
+    + """
+# sgl-kernel-npu 801: the second dispatch crashed; 1,000 in a row, half of them without a combine
+T, H, K = 2, 4, 2
+ep = ExpertParallel(device, E, H, T, K, WAY)
+weights = np.ones((T, K), np.float32)
+for event in range(1000):
+    x = np.full((T, H), event + 10_000 * me, np.float32)
+    ids = np.array([[(event + me + t) % E, (event + me + t + S) % E] for t in range(T)])
+    handle = ep.dispatch(x, ids)
+    sources = [r for slot in range(S) for r in range(n) for t in range(T) for k in range(K)
+               if (event + r + t + k * S) % E == me * S + slot]
+    assert handle.rows[:, 0].tolist() == [event + 10_000 * r for r in sources], event
+    if event % 2:
+        out = ep.combine(handle, handle.rows, weights)
+        assert np.array_equal(out, 2 * x)
+report(now=device.now_ps)
+"""
+)
+
+
+@pytest.mark.parametrize("scheme", ["deepep-ll", "deepep"])
+def test_a_thousand_dispatches_while_ranks_sleep_at_random(scheme):
+    """Also sglang PR 30756: ranks that run ahead must not overwrite blocks a slow one still reads; random
+    sleeps on the host in every engine call move ranks apart. Mutation that fails: one block instead of two
+    (`event % 2` to 0 in `pack` and `rows`) reads rows of the next dispatch."""
+    calm = run_ranks(3, MANY.replace("WAY", repr(scheme)))
+    jitter = {"SUPERPOD_JITTER": "0.02,400,7"}
+    shaken = run_ranks(3, MANY.replace("WAY", repr(scheme)), env=jitter)
+    assert calm.sha == shaken.sha and calm.reports == shaken.reports
+
+
+WRONG = (
+    SETUP
+    + """
+from collectives.agreement import CollectiveMismatchError
+def refused(kind, text, call):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"nothing was raised: {text}")
+UsageError = emulator.errors.UsageError
+x, ids, w = make(Full(), 3)
+for scheme in SCHEMES:
+    ep = ExpertParallel(device, E, H, T, K, scheme, max_rows=40)
+    def good():
+        handle = ep.dispatch(x[me], ids[me])
+        check(handle, x, ids)
+        same(ep.combine(handle, apply(handle.rows, handle.rows_per_expert), w[me]), want_sum(x, ids, w))
+    long = T + 1 if me == 1 else 2
+    refused(UsageError, f"rank 1: dispatch: {T + 1} tokens, the buffer takes max_tokens={T}",
+            lambda: ep.dispatch(np.zeros((long, H), np.float32), np.zeros((long, K), np.int64)))
+    good()
+    refused(UsageError, "rank 2: dispatch: topk_idx names expert", lambda: ep.dispatch(
+        np.zeros((1, H), np.float32), np.full((1, K), E if me == 2 else 0)))
+    refused(UsageError, "rank 0: dispatch: x must be float32", lambda: ep.dispatch(
+        np.zeros((1, H), np.float64 if me == 0 else np.float32), np.zeros((1, K), np.int64)))
+    good()
+    handle = ep.dispatch(x[me], ids[me])
+    refused(UsageError, "rank 2: combine: y must be float32", lambda: ep.combine(
+        handle, handle.rows[: -1 if me == 2 else None], w[me]))
+    good()
+    # everything to one rank: more rows than it holds is an error on all of them
+    full = np.zeros((T, H), np.float32), np.zeros((T, K), np.int64)
+    handle = ep.dispatch(*full)
+    rows = n * T * K
+    if rows > ep.moves.sides[0][1].place.block_bytes // (16 + 4 * H):
+        refused(UsageError, f"rank 0: combine: {rows} rows, a block takes", lambda: ep.combine(
+            handle, handle.rows, np.ones((T, K), np.float32)))
+    good()
+    ep.release()
+refused(UsageError, "must be alike on all ranks", lambda: ExpertParallel(device, E, H, T + me, K))
+report(now=device.now_ps)
+"""
+)
+
+
+def test_what_one_rank_does_wrong_is_an_error_on_all_and_the_next_call_works():
+    """DeepEP 165 (assert on the rank that overflows, hang of the others), vllm-ascend PR 710 (capacities
+    that differ). Mutation that fails: raise at the call instead of in the exchange's tag."""
+    run_ranks(3, WRONG)
+
+
+ORDER = (
+    SETUP
+    + """
+from collectives.agreement import CollectiveMismatchError
+ep = ExpertParallel(device, E, H, T, K, "cann")
+x, ids, w = make(Full(), 3)
+handle = ep.dispatch(x[me], ids[me])
+try:
+    if me == 1:
+        ep.dispatch(x[me], ids[me])
+    else:
+        ep.combine(handle, handle.rows, w[me])
+except CollectiveMismatchError as error:
+    report(text=str(error))
+else:
+    raise AssertionError("nothing was raised")
+"""
+)
+
+
+def test_ranks_in_different_calls_end_with_their_names():
+    """vLLM PR 51984: a busy rank waits for ever for one that skipped the call."""
+    ran = run_ranks(3, ORDER, check=False)
+    texts = {r["text"] for r in ran.reports.values()}
+    assert len(ran.reports) == 3 and len(texts) == 1
+    assert "ranks 0, 2: in combine 0" in texts.pop().replace("ranks 0 and 2", "ranks 0, 2")
+
+
+def test_a_counter_does_not_stand_for_data():
+    """TensorRT-LLM PR 19425: counts known before the rows are there. The rows of all-to-all take what their
+    bytes take after the counts are in: 36 rows of 1 MB into one die at 210 GB/s (the fastest link).
+    Mutation that fails: leave `side.again` out of `finish_dispatch`."""
+    program = (
+        SETUP
+        + """
+costs = EpCosts(1_000_000)
+for scheme in ("all-to-all", "deepep", "cann", "xccl"):
+    ep = ExpertParallel(device, E, H, T, K, scheme, dispatch_costs=costs)
+    x, ids, w = make(OneTarget(), 0)
+    device.barrier()
+    start = device.now_ps
+    handle = ep.dispatch(x[me], ids[me])
+    rows = (n - 1) * T * (1 if scheme == "deepep" else K)
+    if me == 0:
+        assert device.now_ps - start > rows * 1e6 / 210e9 * 1e12, scheme
+    check(handle, x, ids)
+"""
+    )
+    run_ranks(3, program)

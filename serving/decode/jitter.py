@@ -28,14 +28,16 @@ _UNIT: Final = 1.0 / (1 << 53)
 class Jitter:
     """Sizes of the sources; all zero is a machine without jitter.
 
-    launch_ps: mean of an exponential delay. noise: standard deviation relative to a block's price.
+    launch_ps: mean of an exponential delay. attention_noise, expert_noise: standard deviation of a block,
+    relative to its price.
     stall_probability: of one block of one layer; a stall lasts stall_floor_ps and an exponential time of mean
     stall_mean_ps.
     """
 
     seed: int = 0
     launch_ps: int = 0
-    noise: float = 0.0
+    attention_noise: float = 0.0
+    expert_noise: float = 0.0
     stall_probability: float = 0.0
     stall_floor_ps: int = 0
     stall_mean_ps: int = 0
@@ -46,7 +48,8 @@ class Jitter:
         return cls(
             seed,
             entries.ps("jitter.launch_us"),
-            float(exact(entries.value("jitter.noise"))),
+            float(exact(entries.value("jitter.attention_noise"))),
+            float(exact(entries.value("jitter.expert_noise"))),
             float(exact(entries.value("jitter.stall_probability"))),
             entries.ps("jitter.stall_floor_us"),
             entries.ps("jitter.stall_mean_us"),
@@ -61,10 +64,11 @@ class Jitter:
     def block_delay_ps(self, price_ps: int, rank: int, step: int, layer: int, block: int) -> int:
         """What a block takes beyond its price; noise can make it negative, at most by the price."""
         delay = 0
-        if self.noise:
+        noise = self.attention_noise if block == ATTENTION else self.expert_noise
+        if noise:
             draws = sum(self._uniform(rank, step, layer, block, i) for i in range(4))
             # Four uniforms: mean 2, variance 1/3; bounded, and no function of the C library is involved.
-            delay = round(price_ps * self.noise * (draws - 2.0) * math.sqrt(3.0))
+            delay = round(price_ps * noise * (draws - 2.0) * math.sqrt(3.0))
         if self.stall_probability and self._uniform(rank, step, layer, block, 4) < self.stall_probability:
             delay += self.stall_floor_ps
             delay += round(self.stall_mean_ps * self._exponential(rank, step, layer, block, 5))

@@ -10,7 +10,7 @@ from serving.decode.jitter import ATTENTION, EXPERTS, Jitter
 from serving.pricing import PricedModel
 
 US = 10**6
-FULL = Jitter(3, 120 * US, 0.01, 0.001, 250 * US, 100 * US)
+FULL = Jitter(3, 120 * US, 0.01, 0.01, 0.001, 250 * US, 100 * US)
 
 
 def delays(jitter: Jitter, block: int, price_ps: int, count: int = 20_000) -> np.ndarray:
@@ -31,7 +31,7 @@ GOLDEN = (176_396_437, [10_794_610, -4_158_627])
 def test_another_rank_step_layer_block_or_seed_has_another(changed: tuple[int, int, int, int]) -> None:
     here = FULL.block_delay_ps(680 * US, 17, 2, 40, 1)
     assert FULL.block_delay_ps(680 * US, *changed) != here
-    assert Jitter(4, noise=0.01).block_delay_ps(680 * US, 17, 2, 40, 1) != here
+    assert Jitter(4, attention_noise=0.01).block_delay_ps(680 * US, 17, 2, 40, 1) != here
 
 
 def test_none_is_nothing() -> None:
@@ -48,11 +48,13 @@ def test_launch_is_exponential() -> None:
 
 
 def test_noise_is_relative_and_adds_nothing_on_average() -> None:
-    noisy = Jitter(1, noise=0.01)
+    noisy = Jitter(1, attention_noise=0.01)
     small, large = delays(noisy, ATTENTION, 100 * US), delays(noisy, ATTENTION, 1000 * US)
     assert np.abs(large - 10 * small).max() <= 10
     assert large.std() == pytest.approx(10 * US, rel=0.03)
     assert abs(large.mean()) < 4 * large.std() / math.sqrt(len(large))
+    assert not delays(noisy, EXPERTS, 100 * US, 500).any()
+    assert delays(Jitter(1, expert_noise=0.01), EXPERTS, 1000 * US).std() == pytest.approx(10 * US, rel=0.03)
 
 
 def test_stalls_are_as_frequent_and_as_long_as_said() -> None:
@@ -65,14 +67,14 @@ def test_stalls_are_as_frequent_and_as_long_as_said() -> None:
 
 
 def test_a_block_never_takes_less_than_no_time() -> None:
-    wild = Jitter(1, noise=0.25)
+    wild = Jitter(1, attention_noise=0.25)
     assert (delays(wild, ATTENTION, 3, 5000) >= -3).all()
 
 
 def test_the_file_gives_every_size() -> None:
-    entries = PricedModel.load("deepseek-r1", load_profile(), {"jitter.noise": "0.02"}).entries
+    entries = PricedModel.load("deepseek-r1", load_profile(), {"jitter.expert_noise": "0.02"}).entries
     jitter = Jitter.from_entries(entries, 7)
-    assert (jitter.seed, jitter.noise) == (7, 0.02)
+    assert (jitter.seed, jitter.expert_noise) == (7, 0.02)
     assert jitter.launch_ps == entries.ps("jitter.launch_us") > 0
     assert 0 < jitter.stall_probability < 0.01
     assert jitter.stall_floor_ps > 0 < jitter.stall_mean_ps

@@ -170,7 +170,7 @@ def test_the_command(tmp_path: Path, tiny_model: str, tiny_priced: str) -> None:
     ("arguments", "message"),
     [
         (("-n", "4", "--context", "9:1"), "--context 9:1: 1 <= LOW <= HIGH"),
-        (("-n", "4", "--set", "jitter.nois=1"), "did you mean"),
+        (("-n", "4", "--set", "jitter.expert_nois=1"), "did you mean"),
         (("-n", "8"), "start more ranks"),
         (("-n", "4", "--model", "/nowhere"), "cannot read the model configuration"),
         (("-n", "1000"), "has 768 dies"),

@@ -70,5 +70,5 @@ def test_requests_follow_the_seed_and_lie_in_the_range() -> None:
 
 
 def test_overrides_go_where_their_key_lives() -> None:
-    given = {"jitter.noise": "0", "ub.latency_inter_us": "4"}
-    assert split_overrides(given) == ({"ub.latency_inter_us": "4"}, {"jitter.noise": "0"})
+    given = {"jitter.expert_noise": "0", "ub.latency_inter_us": "4"}
+    assert split_overrides(given) == ({"ub.latency_inter_us": "4"}, {"jitter.expert_noise": "0"})

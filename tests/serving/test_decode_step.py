@@ -186,7 +186,7 @@ def test_a_step_is_charged_its_kernels_and_nothing_else(ends: list, job: ReplayJ
 
 def test_jitter_lengthens_computing_by_what_it_says(job: ReplayJob) -> None:
     """And nothing else: kernels and answers stay. Mutation: dropping the delay in `_block` fails here."""
-    jitter = Jitter(5, 100 * 10**6, 0.01, 0.05, 250 * 10**6, 10**6)
+    jitter = Jitter(5, 100 * 10**6, 0.01, 0.01, 0.05, 250 * 10**6, 10**6)
     calm, uneven = Pod(job).run(), Pod(job, jitter=jitter).run()
     assert answers(calm) == answers(uneven)
     for (before, _, _), (after, _, _) in zip(calm, uneven, strict=True):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from collectives.calibrate import emulated
 from collectives.calibrate.cases import Case, parse_case
 from collectives.calibrate.emulated import Value
 from collectives.calibrate.parameters import parameters
@@ -37,6 +38,10 @@ def calibrate_command(
             help="Measure an exchange nobody published, e.g. xccl:dispatch:low-latency:64:32; repeatable.",
         ),
     ] = None,
+    decode: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Result of superpod decode -n 288 --json FILE: its rows as well."),
+    ] = None,
     measured: Annotated[
         bool, typer.Option("--measured", help="Leave rows out that are not measured, and their reasons.")
     ] = False,
@@ -55,7 +60,7 @@ def calibrate_command(
         check_writable("--json", json_out)
     if case:
         return _measure_cases([parse_case(text) for text in case])
-    values: dict[str, Value] = {}
+    values = emulated.decode(_read(decode)) if decode else {}
     for job in chosen(only or []):
         typer.echo(f"calibrate: {job.title} ({job.ranks} ranks)", err=True)
         code = _run(job, job.arguments, values)
@@ -70,6 +75,13 @@ def calibrate_command(
         write_out("--json", json_out, text)
     typer.echo(as_text(found, not measured), nl=False)
     return 0
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--decode {path}: cannot be read: {error}") from None
 
 
 def _run(job: Job, arguments: tuple[str, ...], values: dict[str, Value]) -> int:

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from collectives.calibrate.cases import CASES, OPERATIONS
 from collectives.calibrate.p2p_job import BELOW_A_MB, LARGE
+from emulator.errors import UsageError
 
 Value = float | list[float]
+DECODE_ROWS: Final = {
+    "iteration": "e2e.coloc.iteration",
+    "time per output token": "e2e.coloc.tpot",
+    "tokens per second and chip": "e2e.coloc.tput_chip",
+    "share of QuantBatchMatmul": "e2e.coloc.share.quant_batch_matmul",
+    "share of MultiLatentAttention": "e2e.coloc.share.mla",
+    "share of MoE-Combine": "e2e.coloc.share.combine",
+    "share of MoE-Dispatch": "e2e.coloc.share.dispatch",
+    "share of Others": "e2e.coloc.share.others",
+    "share of MlaPreprocess": "e2e.coloc.share.mla_preprocess",
+    "MoE-Dispatch average": "e2e.coloc.dispatch.avg",
+    "MoE-Dispatch maximum": "e2e.coloc.dispatch.max",
+    "MoE-Combine average": "e2e.coloc.combine.avg",
+    "MoE-Combine maximum": "e2e.coloc.combine.max",
+}
+"""Figures of `superpod decode` and the rows they are."""
 _US = 1e6
 
 
@@ -57,8 +74,8 @@ def in_situ(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, V
 
 
 def relays(found: Mapping[str, Mapping[str, int]]) -> dict[str, Value]:
-    """Rows of A2E and E2A, the mean of the dies that end it."""
-    return {f"xccl.{name}.lat": times["mean_ps"] / _US for name, times in found.items()}
+    """Rows of A2E and E2A, the slowest die's."""
+    return {f"xccl.{name}.lat": times["max_ps"] / _US for name, times in found.items()}
 
 
 def point_to_point(found: Mapping[str, float]) -> dict[str, Value]:
@@ -71,6 +88,26 @@ def point_to_point(found: Mapping[str, float]) -> dict[str, Value]:
         "xccl.p2p.lat_9216KB_48aiv": many,
         "xccl.p2p.speedup_9MB_48_vs_2_aiv_min": two / many,
     }
+
+
+def decode(found: Mapping[str, Any]) -> dict[str, Value]:
+    """Rows of a decode iteration, from what `superpod decode --json` wrote.
+
+    Raises: UsageError, it is no such file or not of the published case.
+    """
+    try:
+        rows = {row["name"]: row for row in found["rows"]}
+        given = {name: rows[name]["emulated"] for name in DECODE_ROWS}
+        published = [rows[name]["published"] for name in DECODE_ROWS]
+        chips = found["case"]["ranks"] / 2
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"--decode: not what superpod decode --json writes: no {error}") from None
+    if None in published:
+        raise UsageError("--decode: not the published case: superpod decode -n 288 --json FILE")
+    values: dict[str, Value] = {DECODE_ROWS[name]: float(value) for name, value in given.items()}
+    values["e2e.coloc.tput_total"] = chips * given["tokens per second and chip"]
+    both = given["share of MoE-Dispatch"] + given["share of MoE-Combine"]
+    return values | {"e2e.coloc.dispatch_combine_share": float(both)}
 
 
 def links(found: Mapping[str, Any]) -> dict[str, Value]:

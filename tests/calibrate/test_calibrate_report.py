@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collectives.calibrate.cases import CASES, parse_case
-from collectives.calibrate.emulated import crossing, exchanges, sweep
+from collectives.calibrate.emulated import DECODE_ROWS, crossing, decode, exchanges, sweep
 from collectives.calibrate.parameters import parameters
 from collectives.calibrate.report import MEASURED, STATUSES, as_json, published, rows, rule_of, summaries
 from collectives.calibrate.routing import experts_of, rows_to
@@ -108,6 +108,18 @@ def test_the_crossing_is_found_between_batches() -> None:
     found = sweep(times)
     assert found["xccl.ep.crossover_bs"] == pytest.approx(32 + 32 / 3)
     assert found["xccl.ep.lat_max_axis"] == 11 and found["xccl.ep.combine_bs4_bs128"] == [1, 11]
+
+
+def test_rows_of_a_decode_iteration_come_from_its_result() -> None:
+    figures = [{"name": name, "emulated": 10.0, "published": 9.0} for name in DECODE_ROWS]
+    found = decode({"rows": figures, "case": {"ranks": 288}})
+    assert set(found) <= NAMES and len(found) == len(DECODE_ROWS) + 2
+    assert found["e2e.coloc.tput_total"] == 1440 and found["e2e.coloc.dispatch_combine_share"] == 20
+    with pytest.raises(UsageError, match="not the published case"):
+        decode({"rows": [{**row, "published": None} for row in figures], "case": {"ranks": 288}})
+    for wrong in ({}, [], {"rows": figures[1:], "case": {"ranks": 288}}):
+        with pytest.raises(UsageError, match="not what superpod decode"):
+            decode(wrong)
 
 
 def test_gb_per_s_are_the_counted_bytes_over_the_time() -> None:

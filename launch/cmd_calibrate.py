@@ -28,6 +28,9 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate_command(
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Of --json: where to; else it is the output.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help=f"Measure this group alone: {', '.join(GROUPS)}; repeatable.")
     ] = None,
@@ -45,9 +48,9 @@ def calibrate_command(
     measured: Annotated[
         bool, typer.Option("--measured", help="Leave rows out that are not measured, and their reasons.")
     ] = False,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows as JSON; - for the output.")
-    ] = None,
+    as_rows: Annotated[
+        bool, typer.Option("--json", help="All rows as JSON: --json FILE, or --json.")
+    ] = False,
 ) -> int:
     """Measure the comparable published figures on the emulator: published, emulated, error, label, status.
 
@@ -55,9 +58,9 @@ def calibrate_command(
     """
     for group in only or []:
         check_choice("--only", group, GROUPS)
-    to_stdout = json_out is not None and str(json_out) == "-"
-    if not to_stdout:
-        check_writable("--json", json_out)
+    if out is not None and not as_rows:
+        raise UsageError(f"calibrate takes no {str(out)!r}; write --json {out} for the rows as JSON")
+    check_writable("--json", out)
     if case:
         return _measure_cases([parse_case(text) for text in case])
     values = emulated.decode(_read(decode)) if decode else {}
@@ -68,11 +71,11 @@ def calibrate_command(
             return code
     found = rows(values)
     text = as_json(found, parameters())
-    if to_stdout:
+    if as_rows and out is None:
         typer.echo(text)
         return 0
-    if json_out is not None:
-        write_out("--json", json_out, text)
+    if out is not None:
+        write_out("--json", out, text)
     typer.echo(as_text(found, not measured), nl=False)
     return 0
 

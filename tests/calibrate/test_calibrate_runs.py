@@ -96,6 +96,8 @@ def test_bad_words_are_one_line_and_exit_code_2() -> None:
         (["--only", "link"], "link"),
         (["--case", "cann:dispatch:low-latency:12"], "ranks must be"),
         (["--json", "/nowhere/x.json"], "--json"),
+        (["rows.json"], "write --json rows.json"),
+        (["--decode", "/nowhere/x.json"], "--decode"),
     ):
         ran = subprocess.run([SUPERPOD, "calibrate", *words], capture_output=True, text=True, timeout=60)
         assert ran.returncode == 2 and text in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr

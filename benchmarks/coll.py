@@ -3,8 +3,8 @@
     superpod run -n 384 benchmarks/coll.py [--repeat K] [--only NAME,…] [--profile RANK]
 
 Each row: virtual time, host time a call (median of K after two calls to warm up), the bytes that must be
-copied, and the host time two processes need to copy as many. An all-to-all writes every byte once and reads it
-once; an all-reduce writes its vector, reads a share of everybody's, and reads everybody's sums.
+copied, and the host time two processes need to copy as many. An all-to-all must move every byte once, an
+all-reduce in two passes (shares to their owners, sums to everybody) each rank's vector twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import emulator
 from collectives import coll
 from collectives.groups import Group
 
-COPY = 1 << 26
+COPY = 1 << 29
+"""Most bytes of a buffer of the plain copy: far more than any cache holds."""
 
 
 def rows(n: int):
@@ -36,11 +37,17 @@ def rows(n: int):
             lambda g: coll.all_to_all(g, small, small_in, charge_bytes=7680),
             small.nbytes * n,
         ),
-        "all_to_all_v 64 B": (lambda g: coll.all_to_all_v(g, small, sizes, small_in, sizes), small.nbytes * n),
+        "all_to_all_v 64 B": (
+            lambda g: coll.all_to_all_v(g, small, sizes, small_in, sizes),
+            small.nbytes * n,
+        ),
         "all_to_all 7680 B": (lambda g: coll.all_to_all(g, large, large_in), large.nbytes * n),
-        "all_reduce 1 MiB": (lambda g: coll.all_reduce(g, vector, total), 3 * vector.nbytes * n // 2),
+        "all_reduce 1 MiB": (lambda g: coll.all_reduce(g, vector, total), 2 * vector.nbytes * n),
         "all_reduce 256 B": (lambda g: coll.all_reduce(g, vector[:64], total[:64]), 0),
-        "all_gather 1 KiB": (lambda g: coll.all_gather(g, vector[:256], large[: 256 * n].view(np.float32)), 0),
+        "all_gather 1 KiB": (
+            lambda g: coll.all_gather(g, vector[:256], large[: 256 * n].view(np.float32)),
+            0,
+        ),
         "broadcast 1 MiB": (lambda g: coll.broadcast(g, vector), vector.nbytes * n),
         "all_reduce ring 1 MiB": (lambda g: coll.all_reduce(g, vector, total, algorithm="ring"), 0),
         "all_reduce two-level 1 MiB": (lambda g: coll.all_reduce(g, vector, total, algorithm="two-level"), 0),
@@ -53,12 +60,12 @@ def copy_seconds(device: emulator.Device, nbytes: int) -> float:
     device.barrier()
     seconds = 0.0
     if device.rank < min(2, device.num_ranks) and nbytes:
-        a, b = np.ones(COPY, np.uint8), np.zeros(COPY, np.uint8)
-        left, share = nbytes // min(2, device.num_ranks), COPY
-        b[:] = a
+        left = nbytes // min(2, device.num_ranks)
+        a = np.ones(min(left, COPY), np.uint8)
+        b = a.copy()
         start = time.perf_counter()
         while left > 0:
-            share = min(left, COPY)
+            share = min(left, a.size)
             b[:share] = a[:share]
             left -= share
         seconds = time.perf_counter() - start

@@ -46,6 +46,8 @@ NAMES = (
     "full-mesh", "one-shot", "pairwise", "ring", "recursive-doubling", "recursive-halving", "dissemination",
     "bruck", "direct", "binomial", "two-level",
 )  # fmt: skip
+TIMED = 64
+"""Added to the number of an algorithm whose exchanges are done by puts, for the sake of a time-out."""
 DTYPES = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
     "float32", "float64", "complex64", "complex128", "longdouble",
@@ -121,6 +123,8 @@ def mark_of(descriptor: Descriptor) -> int:
 
 def name_of(table: Sequence[str], number: int) -> str:
     """Name of a number of one of the tables."""
+    if table is NAMES and number >= TIMED:
+        return f"{name_of(table, number - TIMED)} with a time-out"
     return table[number] if 0 <= number < len(table) else "none"
 
 

@@ -12,10 +12,11 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from collectives.agreement import DTYPES, KINDS, NAMES, OPS, Descriptor
-from collectives.algorithms import ALGORITHMS, Flow, Shape, applicable
+from collectives.agreement import DTYPES, KINDS, NAMES, OPS, TIMED, Descriptor
+from collectives.algorithms import ALGORITHMS, Exchange, Flow, Shape, applicable
 from collectives.buffers import Array, dtype_of
 from collectives.groups import Group
+from collectives.movement import as_schedule
 from collectives.select import ENVIRONMENT_KEY, Choice, Link, checked, choose, overrides
 from collectives.work import Phase, Plan, Work
 from emulator.engine.api import POD
@@ -41,8 +42,6 @@ class How(TypedDict, total=False):
 def begin(group: Group, plan: Plan, how: How, send: Any = None, recv: Any = None) -> Work:
     """Call a collective; complete it unless it is asynchronous."""
     group.log.append(plan.note)
-    if _LOGGER.isEnabledFor(logging.INFO):
-        _LOGGER.info("group %s: %s of %d bytes by %s (%s)", group.name, *plan.note)
     work = Work(group, plan, send, recv)
     if how.get("async_op"):
         work.start()
@@ -53,6 +52,7 @@ def begin(group: Group, plan: Plan, how: How, send: Any = None, recv: Any = None
 
 def planned(group: Group, key: Any, make: Callable[[], Plan]) -> Plan:
     """The plan for what `key` says, made once. Raises: what `make` does."""
+    key = key, group.timed
     plan = group.plans.get(key)
     if plan is None:
         if len(group.plans) >= _MOST_PLANS:
@@ -126,9 +126,14 @@ class Call:
     def flows(self, name: str, sizes: int | Int64 = 0, root: int = 0) -> list[Flow]:
         """The algorithm's flows for this rank."""
         group = self.group
-        if isinstance(sizes, int):
-            return _flows(self.kind, name, group.size, group.rank, sizes, root, nodes_of(group))
-        return ALGORITHMS[self.kind][name](Shape(group.size, group.rank, sizes, root, nodes_of(group)))
+        shape = Shape(group.size, group.rank, sizes, root, nodes_of(group))
+        flows = ALGORITHMS[self.kind][name](shape)
+        if not group.timed:
+            return flows
+        return [
+            as_schedule(group, flow, at) if isinstance(flow, Exchange) else flow
+            for at, flow in enumerate(flows)
+        ]
 
     def plan(
         self,
@@ -145,8 +150,10 @@ class Call:
         descriptor = Descriptor(
             0, KINDS.index(self.kind), DTYPES.index(self.dtype) if self.dtype else -1, length,
             -1 if counts is None else zlib.crc32(counts.tobytes()), OPS.index(op) if op else -1, root,
-            -1 if self.charge is None else self.charge, NAMES.index(name), balance,
+            -1 if self.charge is None else self.charge, NAMES.index(name) + TIMED * self.group.timed, balance,
         )  # fmt: skip
+        if _LOGGER.isEnabledFor(logging.INFO):
+            _LOGGER.info("group %s: %s of %d bytes by %s (%s)", self.group.name, *self._note)
         return Plan.of(descriptor, name, phases, self._note, disagreement)
 
     def counts(self, name: str, values: Counts) -> Int64:
@@ -207,10 +214,3 @@ def _chosen(kind: str, nbytes: int, nodes: tuple[int, ...], link: Link) -> Choic
 def environment(text: str) -> Any:
     """Overrides by the environment, read once."""
     return overrides(text)
-
-
-@lru_cache(maxsize=256)
-def _flows(
-    kind: str, name: str, size: int, rank: int, sizes: int, root: int, nodes: tuple[int, ...]
-) -> list[Flow]:
-    return ALGORITHMS[kind][name](Shape(size, rank, sizes, root, nodes))

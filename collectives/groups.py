@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from collectives.meeting import tell_all
 from collectives.remote_store import HEAD, RemoteStore
 from collectives.store import SharedStore
 from emulator import Device
@@ -26,13 +27,14 @@ from emulator.board import Board
 from emulator.errors import SizeError, StateError, UsageError, misuse
 from emulator.staging import MPI_SEGMENTS
 from emulator.transport import Area
-from memsem.agreement import gather_all
 from memsem.communicator import Communicator
 from memsem.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     from collectives.work import Plan, Work
 
+TIMED_PS = 60 * 10**12
+"""Time-outs from a minute on are not worth a put to each peer."""
 AnyCommunicator = TypeVar("AnyCommunicator", bound=Communicator)
 MOST_SLOTS = 16
 _FIRST_IDENT = 1 << 30
@@ -42,6 +44,14 @@ _LOG = 256
 def words_of(num_ranks: int) -> int:
     """Signal words of one parity: a word for each round of two phases of the algorithm with most rounds."""
     return 2 * (max(num_ranks - 1, 1).bit_length() + 2)
+
+
+def exchange_of(device: Device) -> Callable[[int, int, int], int]:
+    """(channel, bytes of a record, tag) -> sum of all tags modulo 2**64, of one exchange without rows."""
+    compiled: Callable[[int, int, int], int] | None = getattr(device, "exchange_tags", None)
+    if compiled is not None:
+        return compiled
+    return lambda channel, nbytes, tag: int(device.exchange(channel, None, 0, nbytes, tag=tag).tags.sum())
 
 
 class Space:
@@ -85,7 +95,9 @@ class Group:
         members: ranks of the machine, by rank of the group.
         rank, size: my number in it, and how many we are.
         name: for messages and logs.
-        timeout_ps: longest a collective may take in virtual time, None for ever.
+        timeout_ps: longest a collective may take in virtual time, None for ever; alike on all members. Below
+            `TIMED_PS` exchanges are done by puts, which end at the instant; longer ones are noticed when the
+            exchange ends.
         log: the last choices of algorithms, (operation, bytes, algorithm, reason).
     """
 
@@ -105,6 +117,7 @@ class Group:
         self._splits = 0
         self._serial = space.made.get(members, 0)
         self.comm: Communicator | None = None
+        self.exchange_tags: Callable[[int, int, int], int] = exchange_of(space.device)
         self._store: SharedStore | None = None
 
     @classmethod
@@ -172,9 +185,15 @@ class Group:
     def store(self) -> SharedStore:
         """The group's published bytes (agrees on a slot at its first use)."""
         if self._store is None:
-            self._agree()
-        assert self._store is not None
+            if self._slot < 0:
+                self._agree()
+            self._store = self._opened()
         return self._store
+
+    @property
+    def timed(self) -> bool:
+        """Whether exchanges are done by puts, to end at a time-out's instant."""
+        return self.timeout_ps is not None and self.timeout_ps < TIMED_PS
 
     @property
     def channel(self) -> int | None:
@@ -192,16 +211,17 @@ class Group:
         self.space.unused &= ~(1 << slot)
         if slot and self.channel is not None:
             self.device.open_group(self.channel, self.places)
+
+    def _opened(self) -> SharedStore:
         job = int(self.device.board.header[Board.HEADER_JOB])
         key = f"{zlib.crc32(repr(self.members).encode()):08x}-{self._serial}"
         folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
-        path = f"{folder}/superpod-{job:016x}-group-{key}-{slot}"
+        path = f"{folder}/superpod-{job:016x}-group-{key}-{self._slot}"
         if self.device.transport.kind == "shared":
-            self._store = SharedStore(path, self.size, self.rank)
-            return
-        base = self.space.managed + slot * self.space.room
+            return SharedStore(path, self.size, self.rank)
+        base = self.space.managed + self._slot * self.space.room
         transport = self.device.transport
-        self._store = RemoteStore(path, self.members, self.rank, transport, base, self.space.room)
+        return RemoteStore(path, self.members, self.rank, transport, base, self.space.room)
 
     def _agree(self) -> None:
         """Agree with all members on a slot that is free at all of them."""
@@ -219,7 +239,7 @@ class Group:
 
     def _gather(self, mine: Any, what: str) -> list[Any]:
         """What each member says, by rank, through messages of the group's own. Collective."""
-        return list(gather_all(self.communicator(what, Communicator), mine))
+        return tell_all(self.communicator(what, Communicator), mine, self.name, self.timeout_ps)
 
     def communicator(self, what: str, kind: type[AnyCommunicator]) -> AnyCommunicator:
         """Match contexts for messages of this group about `what`, equal on its members."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms import Exchange, Flow, Schedule, Shape
-from collectives.algorithms.steps import Int64, fan_out
+from collectives.algorithms.steps import fan_out
 from collectives.groups import Group
 from emulator.engine.api import TIMEOUT
 from emulator.engine.posts import K_PUT, new_posts
@@ -44,31 +44,32 @@ def post(group: Group, flow: Flow, tag: int) -> None:
         group.device.exchange_post(group.channel, None, 0, 0, None, tag, sizes)
 
 
-def wait(here: Here, flow: Flow, tag: int, posted: bool) -> Int64 | None:
+def wait(here: Here, flow: Flow, tag: int, posted: bool) -> int | None:
     """Let a flow pass, or the rest of a posted one.
 
     Args:
         tag: given to all ranks with an exchange.
 
     Returns:
-        the ranks' tags, int64 [g]; None of a schedule, which carries none.
+        the sum of all ranks' tags, modulo 2**64; None of a schedule, which carries none.
 
     Completion: everything this rank waits for in the flow is here. Raises: TooLate.
     """
-    group = here.group
-    if not isinstance(flow, Exchange) or group.channel is None:
-        _pass_schedule(here, as_schedule(group, flow, here.phase) if isinstance(flow, Exchange) else flow)
+    group, _, phase, until_ps = here
+    channel = group.channel
+    if channel is None or not isinstance(flow, Exchange):
+        _pass_schedule(here, as_schedule(group, flow, phase) if isinstance(flow, Exchange) else flow)
         return None
     device, sizes = group.device, flow.record_bytes
     if posted:
-        result = device.exchange_wait(group.channel)
+        total = int(device.exchange_wait(channel).tags.sum())
     elif isinstance(sizes, int):
-        result = device.exchange(group.channel, None, 0, sizes, tag=tag)
+        total = group.exchange_tags(channel, sizes, tag)
     else:
-        result = device.exchange(group.channel, None, 0, 0, tag=tag, record_bytes=sizes)
-    if here.until_ps is not None and result.time_ps > here.until_ps:
+        total = int(device.exchange(channel, None, 0, 0, tag=tag, record_bytes=sizes).tags.sum())
+    if until_ps is not None and device.now_ps > until_ps:
         raise TooLate
-    return result.tags
+    return total
 
 
 def _pass_schedule(here: Here, schedule: Schedule) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from collectives.agreement import FIELDS
 from collectives.pieces import Bytes, Int64
@@ -67,10 +66,11 @@ class RemoteStore(SharedStore):
 
     # --- descriptors ------------------------------------------------------------------------------------
 
-    def announce(self, call: int, descriptor: npt.NDArray[np.int64]) -> None:
-        """Write my descriptor of a call."""
+    def announce(self, call: int, descriptor: Sequence[int]) -> None:
+        """Write my descriptor of a call, FIELDS numbers."""
         at = self._base + call % DEPTH * FIELDS * 8
-        self._transport.own(Area.MANAGED)[at : at + FIELDS * 8] = descriptor.view(np.uint8)
+        numbers = np.array([call, *descriptor[1:]], np.int64)
+        self._transport.own(Area.MANAGED)[at : at + FIELDS * 8] = numbers.view(np.uint8)
 
     def announced(self, call: int) -> Int64:
         """Descriptors at the place of a call, int64 [g, FIELDS]; those of ranks not there yet are older."""

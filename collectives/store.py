@@ -8,30 +8,34 @@ it (see `collectives.algorithms`), so nobody begins call k + 2 before all have r
 enough.
 
 Equal blocks lie so that what one rank reads of many is close together: units of all ranks in turn, some of a
-rank side by side up to `CHUNK` bytes. Of 384 ranks that keeps page tables two orders of magnitude smaller
-than areas one after the other. Unequal ones lie one rank after the other, sparse.
+rank side by side up to `CHUNK` bytes (`SMALL_CHUNK` where all of them are few). Of 384 ranks that keeps page
+tables two orders of magnitude smaller than areas one after the other, and small blocks in few pages on either
+side. Unequal ones lie one rank after the other, sparse.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from collectives.agreement import FIELDS
 from collectives.pieces import Bytes, Int64, take_pieces
 from emulator.errors import SizeError, UsageError
 
 CHUNK = 1 << 16
+SMALL_CHUNK = 1 << 10
 DEPTH = 4
 _PAGE = 4096
 _REACH = 1 << 40
 _LONGEST = 1 << 34
 _FREE = 1 << 26
+_DESCRIPTOR = struct.Struct(f"{FIELDS}q")
 
 
 def padded(nbytes: int) -> int:
@@ -49,12 +53,16 @@ class Units:
     def __init__(self, store: SharedStore, unit: int, count: int, base: int = 0) -> None:
         self._store, self.unit, self.count, self.base = store, unit, count, base
         self._room = padded(unit)
-        self._k = max(1, CHUNK // max(1, self._room))
+        chunk = CHUNK if count * self._room > CHUNK else SMALL_CHUNK
+        self._k = max(1, min(count, chunk // max(1, self._room)))
         self._step = store.size * self._k * self._room
         self.end = base + -(-count // self._k) * self._step
         self._columns: dict[tuple[int, int], Bytes] = {}
         store.check_room(self.end)
         self._mine = [self._cut(area) for area in store.areas] if unit else []
+        start = base + store.rank * self._k * self._room
+        flat = slice(start, start + count * unit if count <= self._k and unit == self._room else start)
+        self._flat = [area[flat].data for area in store.areas]  # all of mine, where it is in one piece
 
     def _cut(self, area: Bytes) -> tuple[Bytes, Bytes]:
         """My units in an area: whole chunks [c, k, unit] and the rest [r, unit]."""
@@ -67,6 +75,9 @@ class Units:
     def publish(self, call: int, raw: Bytes) -> None:
         """Publish my units: uint8, contiguous, up to count * unit bytes (the last may be short); copied."""
         if not self.unit:
+            return
+        if len(self._flat[call % 2]) == raw.size:
+            self._flat[call % 2][:] = raw.data
             return
         chunks, rest = self._mine[call % 2]
         if raw.size != self.count * self.unit:
@@ -123,12 +134,15 @@ class SharedStore:
         self._table = flat[: DEPTH * size * FIELDS * 8].view(np.int64).reshape(DEPTH, size, FIELDS)
         room = size * self.stride
         self.areas = [flat[head + parity * room : head + (parity + 1) * room] for parity in (0, 1)]
-        self._mine = [self._table[place, rank] for place in range(DEPTH)]
+        self._mine = [self._table[place, rank].data.cast("B") for place in range(DEPTH)]
         self._checked = _FREE
+        if rank == 0:
+            atexit.register(self.opened)  # where no collective comes to its end
 
     def opened(self) -> None:
         """All ranks have it open: its name is not needed any more."""
         if self.rank == 0:
+            atexit.unregister(self.opened)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 
@@ -137,9 +151,9 @@ class SharedStore:
 
     # --- descriptors ------------------------------------------------------------------------------------
 
-    def announce(self, call: int, descriptor: npt.NDArray[np.int64]) -> None:
-        """Write my descriptor of a call."""
-        self._mine[call % DEPTH][:] = descriptor
+    def announce(self, call: int, descriptor: Sequence[int]) -> None:
+        """Write my descriptor of a call, FIELDS numbers."""
+        _DESCRIPTOR.pack_into(self._mine[call % DEPTH], 0, call, *descriptor[1:])
 
     def announced(self, call: int) -> Int64:
         """Descriptors at the place of a call, int64 [g, FIELDS]; those of ranks not there yet are older."""

@@ -51,7 +51,7 @@ class Plan:
         phases: in order; their functions are given the work.
         note: for the group's log, (operation, bytes, algorithm, reason).
         disagreement: says who expects other than is sent, when the balance of all is not 0.
-        mark: 64-bit hash of what must be equal; row: the descriptor as int64 [FIELDS].
+        mark: 64-bit hash of what must be equal.
     """
 
     descriptor: Descriptor
@@ -60,7 +60,6 @@ class Plan:
     note: tuple[str, int, str, str]
     disagreement: Callable[[Work], str] | None
     mark: int
-    row: np.ndarray[tuple[int], np.dtype[np.int64]]
 
     @classmethod
     def of(
@@ -73,7 +72,7 @@ class Plan:
     ) -> Plan:
         """Return a plan."""
         mark = mark_of(descriptor)
-        return cls(descriptor, algorithm, tuple(phases), note, disagreement, mark, np.array(descriptor))
+        return cls(descriptor, algorithm, tuple(phases), note, disagreement, mark)
 
 
 class Work:
@@ -143,12 +142,11 @@ class Work:
     # --- parts ------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        before, row = self.plan.phases[0].before, self.plan.row
+        before = self.plan.phases[0].before
         if before is not None:
             before(self)
-        row[0] = self.number
         store = self.group.store
-        store.announce(self.number, row)
+        store.announce(self.number, self.plan.descriptor)
         store.flush()
 
     def _tag(self) -> int:
@@ -166,6 +164,7 @@ class Work:
             self.group.open.popleft()
 
     def _pass_all(self) -> None:
+        group, balance = self.group, self.plan.descriptor.balance
         until_ps = None if self._timeout_ps is None else self.start_ps + self._timeout_ps
         if not self._posted:
             self._enter()
@@ -173,33 +172,29 @@ class Work:
         for number, phase in enumerate(self.plan.phases):
             if number and phase.before is not None:
                 phase.before(self)
-                self.group.store.flush()
+                group.store.flush()
             try:
-                here = movement.Here(self.group, self.number, number, until_ps)
+                here = movement.Here(group, self.number, number, until_ps)
                 tags = movement.wait(here, phase.flow, tag, posted)
             except movement.TooLate:
                 raise self.late() from None
             except (DeadlockError, InternalError) as error:
                 self._explain(error)
                 raise
-            if number == 0:
-                self._compare(tags)
+            if not number:
+                if tags is None or (tags - group.size * (tag - balance)) % _LONG or self.number == 1:
+                    self._compare()
                 posted = False
             if phase.after is not None:
                 phase.after(self)
 
-    def _compare(self, tags: np.ndarray[tuple[int], np.dtype[np.int64]] | None) -> None:
-        """All have entered: compare what they called, by the sum of tags where they came with the flow."""
+    def _compare(self) -> None:
+        """All have entered: compare what they called."""
         group, plan = self.group, self.plan
         if self.number == 1:
             group.store.opened()
-        if tags is not None:
-            agreed = self._tag() - plan.descriptor.balance
-            if (int(tags.sum()) - group.size * agreed) % _LONG == 0:
-                return
         table = group.store.announced(self.number)
-        row = plan.row[:AGREED]
-        row[0] = self.number
+        row = np.array(self.descriptor)[:AGREED]
         equal = (table[:, :AGREED] == row).all()
         if equal and not int(table[:, AGREED].sum()):
             return

@@ -140,6 +140,11 @@ def decode(tmp_path: Path, name: str, *arguments: str, expected: int = 0) -> Any
     return json.loads(out.read_text()) if expected == 0 else done.stderr
 
 
+def test_the_command_imports_no_torch() -> None:
+    code = "import launch.cmd_decode, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 @pytest.mark.multirank
 def test_the_command(tmp_path: Path, tiny_model: str, tiny_priced: str) -> None:
     """Equal runs are equal to the bit; jitter makes the others wait and leaves the operator what it is."""

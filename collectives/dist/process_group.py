@@ -27,6 +27,7 @@ from collectives.dist.tensors import Tensors
 from collectives.dist.work import GroupWork, timeout_ps
 from collectives.groups import Group
 from emulator.errors import UsageError
+from emulator.spare import give_back
 from superpod_torch import NAME
 
 Lists = Sequence[Tensors]
@@ -56,6 +57,8 @@ class SuperpodProcessGroup(_Base):  # type: ignore[misc]
         self._met = None if members else Group.world(self._device)
         self._name, self._desc = name, ""
         self._messages = Messages(self._device, name, self._members, lambda: self._timeout_ps)
+        if not members:
+            give_back()  # what start-up has touched
 
     @classmethod
     def from_options(cls, options: Any) -> SuperpodProcessGroup:

@@ -165,6 +165,8 @@ for k in (2, 0, 3, 1):  # waited in another order
     assert works[k].is_completed()
 x = value(me, 3)
 work = dist.all_reduce(x, async_op=True)
+while not work.is_completed():
+    pass
 doubled = work.get_future().then(lambda future: future.value()[0] * 2)
 equal(doubled.wait(), 2 * sum(value(r, 3) for r in everyone))
 x = torch.zeros(4, 2)[:, 0] + 0

@@ -1,4 +1,4 @@
-"""`superpod calibrate`: published figures, measured again on the emulator, with their errors."""
+"""`superpod calibrate`: published figures, measured again on the emulator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def calibrate_command(
         bool, typer.Option("--json", help="All rows as JSON: --json FILE, or --json.")
     ] = False,
 ) -> int:
-    """Measure the comparable published figures on the emulator: published, emulated, error, label, status.
+    """Measure published figures again on the emulator: both values, how far apart, label, status.
 
     Virtual time: the figures do not depend on this host. Jobs of 2 to 448 ranks run one after another.
     """

@@ -64,7 +64,7 @@ class A2E(RelayBase):
         self._charge(costs.start_ps)
         trampolines = self.relays.trampolines
         plan = self.device.rows.send(
-            lane.out.own(lane.event), self._wide, x, self.relays.relabel(ids, self.slots), len(trampolines),
+            lane.out.own(), self._wide, x, self.relays.relabel(ids, self.slots), len(trampolines),
             self.topk, charge, 0,
         )  # fmt: skip
         lines = np.stack([plan.first, plan.counts, plan.charged], axis=1).astype(np.int64)
@@ -90,7 +90,7 @@ class A2E(RelayBase):
         )
         if not np.array_equal(counts, sent.plan.counts):
             raise InternalError(f"rank {self.device.rank}: E2A brings other rows than A2E took")
-        records, first = lane.home.fetch(lane.event, self.relays.trampolines, counts, first)
+        records, first = lane.home.fetch(self.relays.trampolines, counts, first)
         out = self.device.rows.combine(records, self.hidden, counts, first, sent.plan.order, weights)
         self._record(out, sent.micro_batch)
         lane.event, lane.is_open = lane.event + 1, False
@@ -117,7 +117,7 @@ class A2E(RelayBase):
             )
         counts, first, charged = stage.gather(event, sources, mine, costs, self._engine, number)
         self._check_rows(int(counts.sum()))
-        records, first = stage.fetch(event, sources, counts, first)
+        records, first = stage.fetch(sources, counts, first)
         if len(self._served()) > 1:
             got, order = self._send_on(lane, records, counts, first, costs)
         else:
@@ -147,7 +147,7 @@ class A2E(RelayBase):
         if self.role == "expert":
             trampoline, _ = self.relays.place(self._me)
             target = self.relays.trampolines[trampoline : trampoline + 1]
-            self._pack(lane.back.own(lane.event), y, arrived.place)
+            self._pack(lane.back.own(), y, arrived.place)
             lines = np.array([[0, y.shape[0], arrived.charged.sum()]])
             lane.back.announce(lane.event, target, lines, costs, 0)
         else:
@@ -166,7 +166,7 @@ class A2E(RelayBase):
         raw[:, :HEADER_BYTES] = head.view(np.uint8)
         order, rows, begin = by_member(member, self.relays.group_size)
         charged = np.bincount(member, head[:, 1], self.relays.group_size).astype(np.int64)
-        block = lane.forward.own(lane.event)
+        block = lane.forward.own()
         block.write(raw[order])
         lines = np.stack([begin, rows, charged], axis=1)[1 : len(self._served())]
         self._charge(costs.copy_row_ps * int(lines[:, 2].sum()))
@@ -176,13 +176,13 @@ class A2E(RelayBase):
 
     def _send_home(self, lane: Lane, arrived: Arrived, y: Float32, costs: RelayCosts) -> None:
         """Outputs of my group into my own block, by attention die as they came, and a record to each."""
-        event, block = lane.event, lane.home.own(lane.event)
+        event, block = lane.event, lane.home.own()
         if arrived.order is None:
             self._pack(block, y, arrived.place)
         else:
             served = self._served()[1:]
             rows, first, charged = lane.back.gather(event, served, 0, costs, self._engine, 0)
-            records, first = lane.back.fetch(event, served, rows, first)
+            records, first = lane.back.fetch(served, rows, first)
             home = np.empty((arrived.order.size, self._back_form.record_bytes), np.uint8)
             home[arrived.order] = np.concatenate(
                 [self._packed(y, arrived.place), records.take(*places(rows, first))]

@@ -2,8 +2,10 @@
 
 Each die keeps its rows in its own block; a table beside it says for each target {event, first row, rows,
 charged rows}. A record on the fabric tells the target that its line of the table is there (it adds 1 to a
-word); who has waited for all its records reads its lines and then the rows. Blocks are doubled by event
-parity.
+word); who has waited for all its records reads its lines and then the rows.
+
+One block a hop is enough. A die writes event n + 1 only after it has heard, over the other hops of event n,
+from every die that pulls from that block; and each of those had pulled before it said so.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ class Stage:
 
     @staticmethod
     def nbytes(block: Block, width: int) -> int:
-        """Managed bytes of both parities."""
-        return 2 * (_pages(block.nbytes) + _pages(width * LINE * 8))
+        """Managed bytes of block and table."""
+        return _pages(block.nbytes) + _pages(width * LINE * 8)
 
-    def own(self, event: int) -> Records:
-        """My block of an event."""
-        records, me = self._all(event), self._device.rank if self._is_shared else 0
+    def own(self) -> Records:
+        """My block."""
+        records, me = self._all(), self._device.rank if self._is_shared else 0
         return Records(records.view[:, me : me + 1])
 
     # --- announcing -------------------------------------------------------------------------------------
@@ -63,7 +65,7 @@ class Stage:
         Args:
             lines: int64 [targets, 3]: first row, rows, charged rows.
         """
-        table = self._own_table(event)
+        table = self._own_table()
         table[: len(targets), 0], table[: len(targets), 1:] = event, lines
         self._device.transport.publish()
         peers = np.array(targets, np.int32)[rotated(len(targets), me)]
@@ -87,7 +89,7 @@ class Stage:
         """
         device = self._device
         device.wait([(self._word, GE, (event + 1) * len(sources))])
-        lines = self._lines(event, sources, mine)
+        lines = self._lines(sources, mine)
         if (lines[:, 0] != event).any():
             raise InternalError(
                 f"rank {device.rank}: A2E event {event} found lines of {lines[:, 0].tolist()}"
@@ -117,16 +119,16 @@ class Stage:
 
     # --- bytes ------------------------------------------------------------------------------------------
 
-    def fetch(self, event: int, sources: range, counts: Int32, first: Int32) -> tuple[Records, Int32]:
+    def fetch(self, sources: range, counts: Int32, first: Int32) -> tuple[Records, Int32]:
         """The records of some sources, as a view with one row of the ranks' axis for each; and where each
         source's begin in it."""
         if self._is_shared:
-            return Records(self._all(event).view[:, sources.start : sources.stop : sources.step]), first
+            return Records(self._all().view[:, sources.start : sources.stop : sources.step]), first
         transport, stride = self._device.transport, self._block.form.record_bytes
         start = (np.cumsum(counts) - counts).astype(np.int32)
         room = 1 << int(counts.sum()).bit_length()
         local = np.empty((1, 1, room, stride), np.uint8)
-        flat, base = local.reshape(-1), self._base_of(event)
+        flat, base = local.reshape(-1), self._base
         for at in np.flatnonzero(counts).tolist():
             low, size = int(start[at]) * stride, int(counts[at]) * stride
             where = base + int(first[at]) * stride
@@ -134,8 +136,8 @@ class Stage:
         transport.flush_reads()
         return Records(np.broadcast_to(local, (1, counts.size, room, stride))), start
 
-    def _lines(self, event: int, sources: range, mine: int) -> Int64:
-        base = self._table_of(event)
+    def _lines(self, sources: range, mine: int) -> Int64:
+        base = self._table
         if self._is_shared:
             memory, ranks = self._device.transport.piece(base, _pages(self._width * LINE * 8))
             table = memory.view(np.int64).reshape(ranks, -1)
@@ -149,23 +151,20 @@ class Stage:
         self._device.transport.flush_reads()
         return lines
 
-    def _own_table(self, event: int) -> Int64:
-        memory, ranks = self._device.transport.piece(self._table_of(event), _pages(self._width * LINE * 8))
+    def _own_table(self) -> Int64:
+        memory, ranks = self._device.transport.piece(self._table, _pages(self._width * LINE * 8))
         mine = memory.reshape(ranks, -1)[self._device.rank if ranks > 1 else 0]
         lines: Int64 = mine[: self._width * LINE * 8].view(np.int64).reshape(self._width, LINE)
         return lines
 
-    def _all(self, event: int) -> Records:
+    def _all(self) -> Records:
         block = self._block
-        memory, ranks = self._device.transport.piece(self._base_of(event), block.nbytes)
+        memory, ranks = self._device.transport.piece(self._base, block.nbytes)
         return Records(memory.reshape(-1, ranks, block.chunk, block.form.record_bytes))
 
-    def _base_of(self, event: int) -> int:
-        return self._base + event % 2 * _pages(self._block.nbytes)
-
-    def _table_of(self, event: int) -> int:
-        size = _pages(self._width * LINE * 8)
-        return self._base + 2 * _pages(self._block.nbytes) + event % 2 * size
+    @property
+    def _table(self) -> int:
+        return self._base + _pages(self._block.nbytes)
 
     @property
     def _is_shared(self) -> bool:

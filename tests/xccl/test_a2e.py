@@ -104,7 +104,7 @@ def test_results_are_equal_bits_with_and_without_trampolines():
 OVERLAP = (
     SETUP
     + """
-# Two micro-batches under way, experts slow at random; blocks of event n survive until read.
+# Two micro-batches under way, dies slow at random; blocks of event n survive until read.
 a2e = A2E(device, range(A), range(A, A + E), S, H, T, K, micro_batches=2, max_rows=A * T * K)
 rng = np.random.default_rng(me)
 for event in range(1, 9):
@@ -156,7 +156,7 @@ report(ends=ends)
 
 
 def test_two_micro_batches_and_when_trampolines_pay():
-    """Broken build: blocks without parity and without the wait for E2A; words shared by micro-batches."""
+    """Broken build: words shared by micro-batches."""
     ran = run_ranks(10, OVERLAP.replace("SIZES", "2, 8"), managed_bytes=16 << 20)
     ends = {key: max(r["ends"][key] for r in ran.reports.values()) for key in ran.reports[0]["ends"]}
     assert ends["0 direct"] < ends["0 trampoline"]

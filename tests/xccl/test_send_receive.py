@@ -91,8 +91,8 @@ report(**took)
 
 
 def test_times_equal_the_closed_form_and_keep_the_published_bounds():
-    """arXiv 2508.02520v6 Fig 5, between servers. Broken build: a wave's `tail_ps` left out (cores do not
-    bound)."""
+    """arXiv 2508.02520v6 Fig 5, between servers. Broken build: cores that go on before
+    their record is stored (`_tell` not counted in `write_end`)."""
     took = run_ranks(4, TIMES, set=SERVERS, heap_bytes=32 << 20).reports[0]
     assert took["999999 2"] < 20_000_000 and took["1048576 2"] < 20_000_000
     assert took["9216000 2"] > 2.5 * took["9216000 48"] and took["9216000 2"] <= 140_000_000
@@ -115,16 +115,17 @@ done = move(xccl, 40_000, 1, 2)
 if me == 0:
     assert done.end_ps - start > LATE
 device.barrier()
-# 2. Both ways at once, without an order; two transfers of one pair go one after the other.
+# 2. Both ways at once, without an order; three transfers of one pair go one after another.
 if me in (0, 2):
     peer = 2 - me
-    out = np.zeros((2, 20_000), np.uint8)
-    moves = [xccl.receive_async(out[i], 10 + i, peer) for i in (0, 1)]
-    moves += [xccl.send_async(data(20_000, 10 + i), 10 + i, peer) for i in (0, 1)]
+    out = np.zeros((3, 20_000), np.uint8)
+    moves = [xccl.receive_async(out[i], 10 + i, peer) for i in (0, 1, 2)]
+    moves += [xccl.send_async(data(20_000, 10 + i), 10 + i, peer) for i in (0, 1, 2)]
     for each in reversed(moves):
         assert each.wait()
-    assert all(np.array_equal(out[i], data(20_000, 10 + i)) for i in (0, 1))
-    assert moves[1].start_ps >= moves[0].end_ps and moves[3].start_ps >= moves[2].end_ps
+    assert all(np.array_equal(out[i], data(20_000, 10 + i)) for i in (0, 1, 2))
+    for before, after in zip(moves, moves[1:], strict=False):
+        assert before.kind != after.kind or after.start_ps >= before.end_ps
 device.barrier()
 # 3. Cores: 24 + 24 + 24 do not fit into 48.
 if me == 0:
@@ -143,7 +144,7 @@ if me == 2:
     out, start = np.zeros(100, np.uint8), device.now_ps
     late = xccl.receive(out, 30, 0, timeout_ps=7_000_000)
     assert not late.is_done and device.now_ps - start in range(7_000_000, 7_100_000) and not out.any()
-    assert late.wait() and np.array_equal(out, data(100, 30))
+    assert not late.test() and late.wait() and np.array_equal(out, data(100, 30))
 if me == 0:
     device.sleep_ps(20_000_000)
     assert xccl.send(data(100, 30), 30, 2).is_done

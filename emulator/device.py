@@ -78,6 +78,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         """Operations as one compiled call each, where that is possible."""
         self._meet = self.compiled.meet if self.compiled else lambda: 0
         self._schedule = self.compiled.schedule if self.compiled else lambda *_: None
+        self._exchange_tags = self.compiled.exchange_tags if self.compiled else lambda *_: None
 
     def _make_delivery(self) -> Delivery:
         if self.config.delivery == "natural":
@@ -297,7 +298,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self._retired = self.engine, self.memory, self.transport, self.board, self.ledger, self.compiled
         self.engine = self.memory = self.transport = self.board = self.ledger = ended
         self.compiled, self._meet = None, lambda: ended.meet
-        self._schedule = lambda *_: ended.schedule
+        self._schedule = self._exchange_tags = lambda *_: ended.schedule
 
 
 class Ended:

@@ -30,6 +30,7 @@ class ExchangeCalls(ABC):
     posting: Posting
     after_barrier: list[Callable[[], None]]
     _meet: Callable[[], int]
+    _exchange_tags: Callable[..., Any]
 
     @abstractmethod
     def quiet(self) -> None: ...
@@ -58,6 +59,28 @@ class ExchangeCalls(ABC):
         )  # fmt: skip
         self._after_barrier()
         return result
+
+    def exchange_tags(self, channel: int, record_bytes: int | npt.NDArray[np.int64], tag: int) -> int:
+        """Take part in the next exchange of a channel, without rows; returns the sum of all ranks' tags.
+
+        As `exchange(channel, None, 0, record_bytes, tag=tag)`, times and trace too, in less host time.
+
+        Args:
+            record_bytes: of my record to everybody, or int64 [g] to each of the channel's group.
+            tag: 64 bits, given to everybody.
+
+        Returns:
+            the sum modulo 2**64, as a signed number.
+        """
+        total: int | None = self._exchange_tags(channel, record_bytes, tag)
+        if total is None:
+            sizes = record_bytes if isinstance(record_bytes, np.ndarray) else None
+            nbytes = 0 if isinstance(record_bytes, np.ndarray) else record_bytes
+            return int(self.exchange(channel, None, 0, nbytes, tag=tag, record_bytes=sizes).tags.sum())
+        if self.posting.owners:
+            self.posting.dispatch()
+        self._after_barrier()
+        return total
 
     def exchange_post(
         self,

@@ -56,6 +56,7 @@ class CompiledCalls:
 
     Attributes:
         meet: take part in the barrier's exchange; returns 1, or 0 if it did nothing.
+        exchange_tags: (channel, record_bytes, tag) as `Device.exchange_tags`, or None if it did nothing.
         schedule: (steps, sends, step_ps, timeout_ps) as `Device.schedule`, or None if it did nothing.
     """
 
@@ -74,6 +75,7 @@ class CompiledCalls:
         calls = [device.memory.leave, trace.flush, self._fail, np.empty, np.ndarray, *dtypes]
         self._state = self._lib.sp_rank_calls(self._pack(state, calls).ctypes.data)
         self.meet: Callable[[], int] = self._lib.sp_meet(self._state)
+        self.exchange_tags: PairCall = self._lib.sp_tag_exchanger(self._state)
         self._kept += [buffer, board, trace, device.ledger]
         tables = [self._state, device.ledger.wire.ctypes.data, board.dead.ctypes.data]
         self.schedule: PairCall = self._lib.sp_scheduler(
@@ -155,6 +157,7 @@ def _library(path: str) -> Any:
         "sp_look_at": (None, [result, pointer]),
         "sp_rank_calls": (pointer, [pointer]),
         "sp_meet": (result, [pointer]),
+        "sp_tag_exchanger": (result, [pointer]),
         "sp_scheduler": (result, [pointer]),
         "sp_pair_calls": (result, [pointer]),
     }

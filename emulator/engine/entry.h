@@ -33,6 +33,7 @@ post_t *sp_post_op(local_t *l, const args_t *a);
 int sp_compute(local_t *l, i64 ps, i64 kind, i64 publish);
 row_t sp_next_row(local_t *l, i64 channel);
 int sp_post_row(local_t *l, const row_args_t *a);
+i64 sp_set_sizes(local_t *l, const i64 *sizes, i64 count);
 int sp_wait_rows(local_t *l, const row_args_t *a, i64 slot);
 i64 sp_schedule(local_t *l, const step_t *steps, i64 count, const send_t *sends, i64 puts, i64 step_ps, i64 timeout);
 i64 sp_charged(const send_t *sends, i64 count, i64 *wire);

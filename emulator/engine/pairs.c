@@ -48,7 +48,7 @@ static int read_costs(PyObject *given, costs_t *out)
     return 1;
 }
 
-static int is_ready(const rank_calls_t *d, i64 channel)
+int sp_call_ready(const rank_calls_t *d, i64 channel)
 {
     local_t *l = d->l;
     core_t *c = l->c;
@@ -67,7 +67,7 @@ static int charge_start(rank_calls_t *d, i64 ps)
 }
 
 /* Post my row, which is in place, sleep until the exchange is over for me. */
-static int take_part(rank_calls_t *d, const row_args_t *a)
+int sp_call_exchange(rank_calls_t *d, const row_args_t *a)
 {
     local_t *l = d->l;
     i64 start = l->now;
@@ -88,7 +88,7 @@ static int exchange(pair_t *p, side_t *side, const costs_t *k)
     i64 event = (*side->event)++;
     p->times[0] = p->d->l->now;
     row_args_t a = { side->channel, k->row_bytes, k->meta, event, k->pull_start, k->record, 0, 1, 1, 1 };
-    return take_part(p->d, &a);
+    return sp_call_exchange(p->d, &a);
 }
 
 /* Who sent me rows in the exchange that ended; -1 if the rows are of another event. */
@@ -182,7 +182,7 @@ static PyObject *dispatch(PyObject *self, PyObject *const *args, intptr_t count)
     i64 n = d->l->c->cfg.n, slots = p->slots;
     if (count != 4 || !is_array(d->ndarray, args[0], d->float32, 2, -1, p->hidden) || x->shape[0] > p->max_tokens
         || !is_array(d->ndarray, args[1], d->int64, 2, x->shape[0], p->topk) || !read_costs(args[3], &costs)
-        || !is_ready(d, p->out.channel))
+        || !sp_call_ready(d, p->out.channel))
         goto refuse;
     i64 tokens = x->shape[0], pairs = tokens * p->topk;
     if (args[2] != NONE) {
@@ -267,7 +267,7 @@ static PyObject *combine(PyObject *self, PyObject *const *args, intptr_t count)
     if (k->num_ranks != d->l->c->cfg.n || k->topk != p->topk || k->rows > p->max_rows
         || !is_array(d->ndarray, args[1], d->float32, 2, k->rows, p->hidden)
         || (k->tokens && !is_array(d->ndarray, args[2], d->float32, 2, k->tokens, p->topk))
-        || !read_costs(args[3], &costs) || !is_ready(d, p->back.channel))
+        || !read_costs(args[3], &costs) || !sp_call_ready(d, p->back.channel))
         goto refuse;
     const run_t *got = (const run_t *)(k + 1) + k->sent;
     const i32 *order = (const i32 *)(got + k->received), *place = order + k->pairs;
@@ -291,9 +291,9 @@ static PyObject *meet(PyObject *self, PyObject *const *args, intptr_t count)
     rank_calls_t *d = PyCapsule_GetPointer(self, 0);
     (void)args;
     (void)count;
-    if (!is_ready(d, d->channel)) return PyLong_FromLongLong(0);
+    if (!sp_call_ready(d, d->channel)) return PyLong_FromLongLong(0);
     row_args_t a = { d->channel, 0, d->meta, 0, 0, 0, 0, 0, 0, 1 };
-    if (take_part(d, &a)) return 0;
+    if (sp_call_exchange(d, &a)) return 0;
     return PyLong_FromLongLong(1);
 }
 

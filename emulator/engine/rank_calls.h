@@ -22,6 +22,8 @@ typedef struct {
 
 int sp_call_record(rank_calls_t *d, i64 op, i64 start, i64 peer, i64 nbytes, u64 checksum);
 PyObject *sp_call_fail(rank_calls_t *d, i64 what, i64 number);
+int sp_call_ready(const rank_calls_t *d, i64 channel);              /* may an exchange of it begin? (pairs.c) */
+int sp_call_exchange(rank_calls_t *d, const row_args_t *a);
 int sp_call_leave(rank_calls_t *d);
 PyObject *sp_bind(PyMethodDef *def, void *state);
 void *sp_keep(const void *from, size_t size);

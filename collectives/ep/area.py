@@ -116,7 +116,7 @@ class EpArea:
             channel = kept[0]
         self._channels = channel, count
         self._what = base, STATE_BYTES + micro_batches * each, what, word, words
-        self._state, at, self._sets, self._set = base, base + STATE_BYTES, sets, 0
+        self._state, at, self._second = base, base + STATE_BYTES, False
         self.places: list[tuple[Places, Places]] = []
         for _ in range(micro_batches):
             pair = []
@@ -135,17 +135,24 @@ class EpArea:
                     self.ranks.device.open_group(place.channel, self.ranks.members.astype(np.int32))
 
     def regroup(self, ranks: Ranks, mask: int) -> None:
-        """Go on among other ranks, on the next set of channels; local. `mask` tells groups apart."""
-        step = 2 * len(self.places)
-        self._set = (self._set + 1) % self._sets
-        shift = step if self._set else -step * (self._sets - 1)
-        self.ranks = ranks
+        """Go on among other ranks; local. With mask 0 it is everybody again, on the first set of channels,
+        else the ranks of `mask` on the second."""
+        step = 2 * len(self.places) * (bool(mask) - self._second)
+        self._second, self.ranks = bool(mask), ranks
         self.places = [
-            (out._replace(channel=out.channel + shift), back._replace(channel=back.channel + shift))
+            (out._replace(channel=out.channel + step), back._replace(channel=back.channel + step))
             for out, back in self.places
         ]
         self._rows(self._state, STATE_BYTES)[1].view(np.int64)[2] = mask
-        self.open_groups(always=True)
+        if mask:
+            self.open_groups(always=True)
+
+    def meet(self) -> None:
+        """Wait until the ranks of the group are here: nobody reads blocks of earlier calls any more."""
+        try:
+            self.ranks.device.exchange(self.places[0][0].channel, None, 0, 4)
+        except DeadlockError as error:
+            raise self.why(error) from None
 
     def release(self) -> None:
         """Give memory and words back (collective); channels are kept for the next buffer like it."""
@@ -245,14 +252,18 @@ class EpArea:
             more = f" (and {told.size - 1} more ranks are in trouble)" if told.size > 1 else ""
             return UsageError(f"rank {members[told[0]]}: {text}{more}", ranks=members[told].tolist())
         facts = np.ascontiguousarray(tables[:, :HEAD_BYTES]).view(np.int64)[:, : len(FIELDS)]
-        field = int(np.flatnonzero((facts != facts[0]).any(axis=0))[0])
-        values, which = np.unique(facts[:, field], return_inverse=True)
-        groups = [
-            f"{ranges(members[which == i].tolist())}: {value}" for i, value in enumerate(values.tolist())
-        ]
+        differ = np.flatnonzero((facts != facts[0]).any(axis=0))
+        parts = [f"{FIELDS[field]}: {self._who(facts[:, field])}" for field in differ[:3].tolist()]
         return CollectiveMismatchError(
-            f"expert exchange: the ranks disagree on the {FIELDS[field]}: {'; '.join(groups[:8])}"
+            f"expert exchange: the ranks disagree on the {'; on the '.join(parts)}"
         )
+
+    def _who(self, values: Int64) -> str:
+        """Which ranks say what, int64 [R]."""
+        found, which = np.unique(values, return_inverse=True)
+        members = self.ranks.members
+        said = [f"{ranges(members[which == i].tolist())}: {value}" for i, value in enumerate(found.tolist())]
+        return ", ".join(said[:8])
 
     def why(self, error: DeadlockError) -> Exception:
         """The reason of a deadlock where the states tell it: ranks of the group are in different calls."""

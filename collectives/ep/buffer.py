@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.ep import layout as lay
+from collectives.ep import wire
 from collectives.ep.area import EpArea
-from collectives.ep.faces import EventOverlap, fill, is_torch, numbers, plain
+from collectives.ep.faces import EventOverlap, fill, is_torch, numbers, plain, rows_of
 from collectives.ep.low_latency import LowLatencyCalls, LowLatencyHandle
 from collectives.ep.moves import Moves
 from collectives.ep.normal import NormalCalls, NormalHandle
@@ -215,7 +216,8 @@ class Buffer:
         """
         if use_ue8m0 and not round_scale:
             raise UsageError("low_latency_dispatch: use_ue8m0 needs round_scale")
-        calls = self._low_latency_calls(x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts)
+        kind = "fp8" if use_fp8 else rows_of(x[:0]).kind
+        calls = self._low_latency_calls(x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, kind)
         return calls.dispatch(
             x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, use_fp8,
             round_scale, use_ue8m0, return_recv_hook,
@@ -264,7 +266,9 @@ class Buffer:
     ) -> None:
         """Nothing to do: counters grow for ever here, so none has to be zero before a use."""
 
-    def _low_latency_calls(self, x: Any, topk_idx: Any, max_tokens: int, num_experts: int) -> LowLatencyCalls:
+    def _low_latency_calls(
+        self, x: Any, topk_idx: Any, max_tokens: int, num_experts: int, kind: str
+    ) -> LowLatencyCalls:
         if not self.low_latency_mode:
             raise StateError("Buffer: low-latency calls need low_latency_mode=True")
         rows = x[0] if isinstance(x, (tuple, list)) else x
@@ -273,6 +277,7 @@ class Buffer:
             raise UsageError(f"low latency: experts, tokens, hidden and topk are at least 1, got {shape}")
         if self._low is None or self._low[0] != shape:
             if self._low is not None:
+                self._low[1].change(wire.words(kind, shape[2]) + 1, *shape)
                 self._low[1].release()
             calls = LowLatencyCalls(
                 self._ranks, self._schemes[1], *shape, costs=self._charged[1], planes=self._planes

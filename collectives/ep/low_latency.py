@@ -25,7 +25,7 @@ from collectives.ep.faces import EventOverlap, Values, add_into, fill, give, is_
 from collectives.ep.fixed_shape import FixedShape
 from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route, Sent, facts
 from collectives.ep.side import Call
-from collectives.ep.traffic import low_latency_row
+from collectives.ep.traffic import Spread, low_latency_row, open_dispatch
 from collectives.moe import EpCosts, OperationCosts
 from emulator.errors import StateError, UsageError
 from emulator.rows import HEADER_BYTES
@@ -87,13 +87,16 @@ class LowLatencyCalls:
         self._area = EpArea(ranks, *blocks, BUFFERS, sets=2)
         self._moves = Moves(self._area, scheme, num_experts, planes)
         self._alive = np.arange(ranks.size)
-        self._next = 0
+        self._next = self._turn = 0
         self._hooks = 0
 
     # --- the mask -----------------------------------------------------------------------------------------
 
     def leave_out(self, masked: npt.NDArray[np.bool_]) -> None:
-        """Go on among the ranks that are not masked, bool [R]; local.
+        """Go on among the ranks that are not masked, bool [R].
+
+        Those that go on meet once, so that nobody writes what another still reads: the smaller group, be it
+        the new or the old one.
 
         Raises:
             StateError: hooks are not called yet. UsageError: I am masked.
@@ -105,12 +108,17 @@ class LowLatencyCalls:
             raise StateError("rank mask: call the hooks of what is under way first")
         if masked[self._all.me]:
             raise UsageError("rank mask: a rank cannot mask itself")
-        self._alive = alive
+        everybody, fewer = alive.size == self._all.size, np.isin(alive, self._alive).all()
+        if not fewer:
+            self._area.meet()
+        if self._alive.size == self._all.size:
+            self._turn = self._next
+        self._alive, self._next = alive, self._turn if everybody else 0
         ranks = ranks_of(self._all.device, self._all.members[alive])
-        self._area.regroup(
-            ranks, 0 if alive.size == self._all.size else zlib.crc32(alive.tobytes()) & 0x7FFFFFFF
-        )
-        self._moves.regroup(alive.size * self.slots)
+        self._area.regroup(ranks, 0 if everybody else 1 + (zlib.crc32(alive.tobytes()) >> 1))
+        self._moves.regroup(alive.size * self.slots, everybody)
+        if fewer:
+            self._area.meet()
 
     def _compact(self, topk_idx: Int64) -> Int64:
         """Experts numbered among the ranks that are not masked; those of masked ones are unselected."""
@@ -119,6 +127,20 @@ class LowLatencyCalls:
         rank, slot = np.divmod(np.maximum(topk_idx, 0), self.slots)
         there = (topk_idx >= 0) & (place[rank] >= 0)
         return np.where(there, place[rank] * self.slots + slot, -1)
+
+    def change(self, words: int, num_experts: int, max_tokens: int, hidden: int, topk: int) -> None:
+        """Agree that the next calls have another shape, before anybody gives memory back.
+
+        Raises:
+            CollectiveMismatchError: not all ranks say so, or other shapes. StateError: hooks to be called.
+        """
+        if self._hooks:
+            raise StateError("low latency: another shape, and hooks of the present one are not called")
+        side, none = self._moves.sides[self._take()][DISPATCH], np.zeros(self._alive.size, np.int64)
+        mask = zlib.crc32(self._alive.tobytes())
+        other = facts(DISPATCH, self._scheme, words, hidden, topk, num_experts, max_tokens, mask=mask)
+        tag = side.begin(Call(other, _NONE), lay.grouped(none, _NONE), 1)
+        side.exchange(open_dispatch("cann", Spread(none, none, none, 0), EpCosts(0, meta_bytes=4), 1), tag)
 
     # --- dispatch -----------------------------------------------------------------------------------------
 

@@ -91,6 +91,7 @@ class Moves:
         self.area, self.ranks, self.scheme = area, area.ranks, scheme
         self.num_experts, self.slots = num_experts, lay.slots_of(num_experts, area.ranks.size)
         self._planes = np.array(planes, np.int64)
+        self._whole: list[tuple[Side, Side]] = []
         by_rank = self._by_rank()
         self.sides = [
             (Side(area, out, 2 * number + 1, by_rank), Side(area, back, 2 * number + 2, by_rank))
@@ -104,12 +105,20 @@ class Moves:
         planes: Int64 = self._planes[classes]
         return planes
 
-    def regroup(self, num_experts: int) -> None:
-        """Go on among the ranks the area has now, which have `num_experts` in all."""
-        self.ranks, self.num_experts, by_rank = self.area.ranks, num_experts, self._by_rank()
-        for sides, places in zip(self.sides, self.area.places, strict=True):
-            for side, place in zip(sides, places, strict=True):
-                side.place, side.planes = place, by_rank
+    def regroup(self, num_experts: int, everybody: bool) -> None:
+        """Go on among the ranks the area has now, which have `num_experts` in all. Counters of events start
+        anew, but for everybody's, which ranks that were left out know; those of signals go on."""
+        self._whole = self._whole or self.sides
+        self.ranks, self.num_experts, planes = self.area.ranks, num_experts, self._by_rank()
+        old, self.sides = self.sides, []
+        for number, (sides, places) in enumerate(zip(old, self.area.places, strict=True)):
+            out, back = (
+                Side(self.area, place, 2 * number + 1 + which, planes) for which, place in enumerate(places)
+            )
+            out.signals, back.signals = sides[0].signals, sides[1].signals
+            self.sides.append((out, back))
+        if everybody:
+            self.sides = self._whole
 
     # --- dispatch -----------------------------------------------------------------------------------------
 

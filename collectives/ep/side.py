@@ -24,6 +24,7 @@ from collectives.ep.layout import Grouped
 from collectives.ep.traffic import Opening, Stage, cut
 from emulator.engine.api import ADD, GE, ExchangeResult
 from emulator.engine.posts import K_PUT, new_posts
+from emulator.engine.schedules import Sends, new_sends, new_steps
 from emulator.errors import DeadlockError, UsageError
 from emulator.rows import Received, Records, RowFormat
 
@@ -187,14 +188,32 @@ class Side:
         Each piece has a word of its own, so a fast sender's later piece does not count for a slow one's
         earlier.
         """
-        ahead, behind = cut(first.nbytes, CHUNKS), cut(second.nbytes, CHUNKS)
         last = CHUNKS + (self.event - 1) % 2
-        for piece in range(CHUNKS):
-            self._put(first.targets, ahead[piece], piece)
-        for piece in range(CHUNKS):
-            self._await(piece, first.expected)
-            self._put(second.targets, behind[piece], last)
-        self._await(last, CHUNKS * second.expected)
+        words = np.append(np.arange(CHUNKS), last)
+        expected = [first.expected] * CHUNKS + [CHUNKS * second.expected]
+        counts = np.full(CHUNKS + 1, second.targets.size)
+        counts[0] = CHUNKS * first.targets.size
+        sends = np.concatenate([self._sends(first, np.arange(CHUNKS)), self._sends(second, [last] * CHUNKS)])
+        for word, more in zip(words.tolist(), expected, strict=True):
+            self.signals[word] = self.signals.get(word, 0) + more
+        steps = new_steps(
+            CHUNKS + 1, first=np.cumsum(counts) - counts, count=counts, cmp=GE,
+            word=np.where(np.array(expected) > 0, words + self.place.word, -1),
+            value=[self.signals[word] for word in words.tolist()],
+        )  # fmt: skip
+        try:
+            self.area.ranks.device.schedule(steps, sends)
+        except DeadlockError as error:
+            raise self.area.why(error) from None
+
+    def _sends(self, stage: Stage, words: npt.ArrayLike) -> Sends:
+        """A stage's puts, piece by piece; those of piece i add 1 to words[i]."""
+        size, ranks = stage.targets.size, self.area.ranks
+        return new_sends(
+            CHUNKS * size, peer=np.tile(ranks.members[stage.targets], CHUNKS), op=ADD, value=1,
+            nbytes=cut(stage.nbytes, CHUNKS).ravel(), word=np.repeat(words, size) + self.place.word,
+            plane=np.tile(self.planes[stage.targets], CHUNKS),
+        )  # fmt: skip
 
     def _put(self, targets: Int64, nbytes: Int64, word: int) -> None:
         """Puts without payload, each with a signal, on the plane of their link class."""

@@ -141,3 +141,63 @@ for scheme in ("all-to-all", "deepep", "cann", "xccl"):
 """
     )
     run_ranks(3, program)
+
+
+FROZEN = (
+    SETUP
+    + """
+import time
+from collectives.ep import moves, scheme, side
+if me == 1:  # slow on the host between the exchange and the reading of rows
+    read = side.Side.rows
+    def slowly(self, blocks):
+        time.sleep(0.15)
+        return read(self, blocks)
+    side.Side.rows = slowly
+BROKEN
+ep = ExpertParallel(device, E, H, T, K, WAY, dispatch_costs=EpCosts(1_000_000))
+for event in range(4):
+    x, ids, w = make(Full() if event % 2 else OneTarget(), event)
+    if SKIP and not len(x[me]): continue
+    start = device.now_ps
+    handle = ep.dispatch(x[me], ids[me])
+    if not event and me == 0:
+        assert device.now_ps - start > (n - 1) * T * K * 1e6 / 210e9 * 1e12
+    check(handle, x, ids)
+    if event == 3:
+        same(ep.combine(handle, apply(handle.rows, handle.rows_per_expert), w[me]), want_sum(x, ids, w))
+"""
+)
+MUTANTS = {
+    "one block instead of two": "cut = side.Side._cut\nside.Side._cut = lambda *a: cut(*a)._replace("
+    "all=(cut(*a).all[0],) * 2, own=(cut(*a).own[0],) * 2)",
+    "rows are not waited for": "side.Side.again = lambda *a: None",
+    "pairs in the order of tokens": "group = moves.lay.by_pair\nmoves.lay.by_pair = lambda *a: "
+    "group(*a)._replace(order=np.sort(group(*a).order))",
+}
+
+
+def frozen(broken="", skip=False, way="all-to-all"):
+    program = FROZEN.replace("BROKEN", broken).replace("SKIP", str(skip)).replace("WAY", repr(way))
+    return run_ranks(3, program, check=False)
+
+
+def test_a_rank_frozen_while_it_reads_sees_the_rows_of_its_own_event():
+    ran = frozen()
+    assert ran.code == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["one block instead of two", "rows are not waited for", "pairs in the order of tokens"]
+)
+def test_broken_builds_are_found(name):
+    """The same program on builds with one rule taken out: each ends with an error."""
+    ran = frozen(MUTANTS[name])
+    assert ran.code and "AssertionError" in ran.stderr, ran.stderr
+
+
+def test_a_rank_without_tokens_that_skips_the_call_is_reported():
+    """vLLM PR 51984 and 53578: the others must not hang. Its next call would count for the one it skipped,
+    so here it makes none."""
+    ran = frozen("OneTarget.tokens = Full.tokens = lambda self, rank, rng: 0 if rank == 2 else T", skip=True)
+    assert ran.code and ("deadlock" in ran.stderr or "not in the same call" in ran.stderr), ran.stderr

@@ -60,6 +60,18 @@ def fill(array: Array, rows: Array) -> None:
         array[...] = np.ascontiguousarray(rows).reshape(-1).view(array.dtype).reshape(array.shape)
 
 
+def fill_short(array: Array, rows: Bytes) -> None:
+    """Put as many bytes of rows [g, unit] as the array has into it in C order; the last may be left over."""
+    full, part = divmod(array.nbytes, rows.shape[1]) if rows.size else (0, 0)
+    if not array.flags.c_contiguous:
+        array[...] = rows.reshape(-1)[: array.nbytes].view(array.dtype).reshape(array.shape)
+        return
+    flat = array.reshape(-1).view(np.uint8)
+    flat[: array.nbytes - part].reshape(full, rows.shape[1])[...] = rows[:full]
+    if part:
+        flat[array.nbytes - part :] = rows[full, :part]
+
+
 def fill_elements(array: Array, values: Array) -> None:
     """Put elements, flat and of the array's item size, into it in C order."""
     array[...] = values.view(array.dtype).reshape(array.shape)

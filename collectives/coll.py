@@ -24,7 +24,17 @@ from typing import Unpack
 
 from collectives import rooted
 from collectives.algorithms import WHOLE
-from collectives.buffers import Array, check_count, check_same, facts, fill, fill_elements, raw_of, spread
+from collectives.buffers import (
+    Array,
+    check_count,
+    check_same,
+    facts,
+    fill,
+    fill_elements,
+    fill_short,
+    raw_of,
+    spread,
+)
 from collectives.calls import Call, Counts, How, begin, key_of, planned
 from collectives.groups import Group
 from collectives.p2p import recv, send
@@ -182,8 +192,8 @@ def _in_blocks(call: Call, name: str, send: Array, op: str) -> list[Phase]:
         sums.publish(work.number, raw_of(mine))
 
     def after(work: Work) -> None:
-        rows = sums.column(work.number, 0)
-        fill(work.recv, rows if rows.size == nbytes else rows.reshape(-1)[:nbytes])
+        if nbytes:
+            fill_short(work.recv, sums.column(work.number, 0))
 
     publish = Phase(first, lambda work: parts.publish(work.number, raw_of(work.send)))
     return [publish, Phase(second, add_up, after)]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from collectives.meeting import tell_all
+from collectives.pieces import Int64
 from collectives.remote_store import HEAD, RemoteStore
 from collectives.store import SharedStore
 from emulator import Device
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 TIMED_PS = 60 * 10**12
 """Time-outs from a minute on are not worth a put to each peer."""
 AnyCommunicator = TypeVar("AnyCommunicator", bound=Communicator)
+ExchangeTags = Callable[[int, "int | Int64", int], int]
 MOST_SLOTS = 16
 _FIRST_IDENT = 1 << 30
 _LOG = 256
@@ -46,12 +48,17 @@ def words_of(num_ranks: int) -> int:
     return 2 * (max(num_ranks - 1, 1).bit_length() + 2)
 
 
-def exchange_of(device: Device) -> Callable[[int, int, int], int]:
-    """(channel, bytes of a record, tag) -> sum of all tags modulo 2**64, of one exchange without rows."""
-    compiled: Callable[[int, int, int], int] | None = getattr(device, "exchange_tags", None)
-    if compiled is not None:
-        return compiled
-    return lambda channel, nbytes, tag: int(device.exchange(channel, None, 0, nbytes, tag=tag).tags.sum())
+def exchange_of(device: Device) -> ExchangeTags:
+    """(channel, bytes of a record to each or int64 [g], tag) -> sum of all tags modulo 2**64, of one
+    exchange."""
+    compiled: ExchangeTags | None = getattr(device, "exchange_tags", None)
+
+    def exchange(channel: int, sizes: int | Int64, tag: int) -> int:
+        if isinstance(sizes, int):
+            return int(device.exchange(channel, None, 0, sizes, tag=tag).tags.sum())
+        return int(device.exchange(channel, None, 0, 0, tag=tag, record_bytes=sizes).tags.sum())
+
+    return compiled or exchange
 
 
 class Space:
@@ -117,7 +124,7 @@ class Group:
         self._splits = 0
         self._serial = space.made.get(members, 0)
         self.comm: Communicator | None = None
-        self.exchange_tags: Callable[[int, int, int], int] = exchange_of(space.device)
+        self.exchange_tags: ExchangeTags = exchange_of(space.device)
         self._store: SharedStore | None = None
 
     @classmethod

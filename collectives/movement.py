@@ -63,10 +63,8 @@ def wait(here: Here, flow: Flow, tag: int, posted: bool) -> int | None:
     device, sizes = group.device, flow.record_bytes
     if posted:
         total = int(device.exchange_wait(channel).tags.sum())
-    elif isinstance(sizes, int):
-        total = group.exchange_tags(channel, sizes, tag)
     else:
-        total = int(device.exchange(channel, None, 0, 0, tag=tag, record_bytes=sizes).tags.sum())
+        total = group.exchange_tags(channel, sizes, tag)
     if until_ps is not None and device.now_ps > until_ps:
         raise TooLate
     return total

@@ -79,15 +79,23 @@ class Units:
         if len(self._flat[call % 2]) == raw.size:
             self._flat[call % 2][:] = raw.data
             return
-        chunks, rest = self._mine[call % 2]
-        if raw.size != self.count * self.unit:
+        if raw.size + self.unit <= self.count * self.unit:  # several are missing: they are zeros
             raw = np.concatenate([raw, np.zeros(self.count * self.unit - raw.size, np.uint8)])
-        blocks = raw.reshape(self.count, self.unit)
-        split = self.count - len(rest)
-        if split:
-            chunks[...] = blocks[:split].reshape(chunks.shape)
-        if split < self.count:
-            rest[...] = blocks[split:]
+        full, part = divmod(raw.size, self.unit)
+        blocks, chunks = raw[: full * self.unit].reshape(full, self.unit), self._mine[call % 2][0]
+        whole = min(full // self._k, len(chunks))
+        if whole:
+            chunks[:whole] = blocks[: whole * self._k].reshape(whole, self._k, self.unit)
+        if whole * self._k < full:
+            self._chunk(call, whole)[: full - whole * self._k] = blocks[whole * self._k :]
+        if part:
+            last = self._chunk(call, full // self._k)[full % self._k]
+            last[:part], last[part:] = raw[full * self.unit :], 0
+
+    def _chunk(self, call: int, number: int) -> Bytes:
+        """My units in a chunk, uint8 [up to k, unit]."""
+        chunks, rest = self._mine[call % 2]
+        return chunks[number] if number < len(chunks) else rest
 
     def column(self, call: int, index: int) -> Bytes:
         """Unit `index` of every rank, uint8 [g, unit], read-only; valid until my next call."""

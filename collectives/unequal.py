@@ -11,10 +11,10 @@ from typing import Unpack
 import numpy as np
 
 from collectives.agreement import balance
-from collectives.buffers import Array, check_same, raw_of, spread, taken
-from collectives.calls import Call, Counts, How, Int64, begin
+from collectives.buffers import Array, check_same, facts, raw_of, spread, taken
+from collectives.calls import Call, Counts, How, Int64, begin, key_of, planned
 from collectives.groups import Group
-from collectives.work import Phase, Work
+from collectives.work import Phase, Plan, Work
 
 _COLUMNS = 3
 _OFFSET, _BYTES, _EXPECTED = range(_COLUMNS)
@@ -38,23 +38,42 @@ def all_to_all_v(
         SizeError: counts or displacements that do not fit the buffers. DtypeError: types differ.
         CollectiveMismatchError: a rank expects another count than is sent; on every rank.
     """
-    call, store, me = Call(group, "all_to_all_v", how, send), group.store, group.rank
+    lists: tuple[Int64, Int64, Int64 | None, Int64 | None] = (
+        np.asarray(send_counts, np.int64),
+        np.asarray(recv_counts, np.int64),
+        None if send_displs is None else np.asarray(send_displs, np.int64),
+        None if recv_displs is None else np.asarray(recv_displs, np.int64),
+    )
+    numbers = tuple(None if values is None else values.tobytes() for values in lists)
+    key = key_of("all_to_all_v", how, numbers, *facts(send, "all_to_all_v"), *facts(recv, "all_to_all_v"))
+    plan = planned(group, key, lambda: _plan(Call(group, "all_to_all_v", how, send), send, recv, *lists))
+    return begin(group, plan, how, send, recv)
+
+
+def _plan(
+    call: Call,
+    send: Array,
+    recv: Array,
+    send_counts: Int64,
+    recv_counts: Int64,
+    send_displs: Int64 | None,
+    recv_displs: Int64 | None,
+) -> Plan:
+    group, store, me = call.group, call.group.store, call.group.rank
     check_same(call.kind, send, recv)
     out, back = call.counts("send_counts", send_counts), call.counts("recv_counts", recv_counts)
     out_at = call.displacements("send_displs", send_displs, out, send.size)
     back_at = call.displacements("recv_displs", recv_displs, back, recv.size)
-    item, every = send.itemsize, np.arange(group.size)
-    head = group.size * _COLUMNS * 8
+    item, every, head = send.itemsize, np.arange(group.size), group.size * _COLUMNS * 8
+    mine = raw_of(np.stack([head + (np.cumsum(out) - out) * item, out * item, back * item], axis=1))
 
     def before(work: Work) -> None:
-        table = np.empty((group.size, _COLUMNS), np.int64)
-        table[:, _BYTES], table[:, _EXPECTED] = out * item, back * item
-        table[:, _OFFSET] = head + (np.cumsum(out) - out) * item
-        store.publish_raw(work.number, [(0, raw_of(table)), (head, taken(send, out_at, out))])
+        store.publish_raw(work.number, [(0, mine), (head, taken(work.send, out_at, out))])
 
     def after(work: Work) -> None:
         table = store.rows(work.number, me * _COLUMNS * 8, _COLUMNS * 8).view(np.int64)
-        spread(recv, back_at, back, store.pieces(work.number, every, table[:, _OFFSET], table[:, _BYTES]))
+        data = store.pieces(work.number, every, table[:, _OFFSET], table[:, _BYTES])
+        spread(work.recv, back_at, back, data)
 
     def disagreement(work: Work) -> str:
         table = store.rows(work.number, 0, head).view(np.int64)
@@ -64,8 +83,7 @@ def all_to_all_v(
     name = call.choose(int(priced.max(initial=0)))
     [flow] = call.flows(name, priced)
     owed = balance(me, every, out) - balance(every, me, back)
-    plan = call.plan(name, [Phase(flow, before, after)], disagreement, balance=wrapped(owed))
-    return begin(group, plan, how, send, recv)
+    return call.plan(name, [Phase(flow, before, after)], disagreement, balance=wrapped(owed))
 
 
 def wrapped(value: int) -> int:

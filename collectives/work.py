@@ -119,8 +119,15 @@ class Work:
 
     def run(self) -> None:
         """Call and complete it, after what is open of the group. Raises: as `wait`."""
-        self.group.open.append(self)
-        self.wait()
+        group = self.group
+        if group.open:
+            group.open.append(self)
+            self.wait()
+            return
+        try:
+            self._pass_all()
+        finally:
+            self.end_ps = group.device.now_ps
 
     def wait(self, timeout_ps: int | None = None) -> None:
         """Complete this collective and those of the group called before it. Blocks.

@@ -6,6 +6,7 @@ import pytest
 from collectives import refs_coll as refs
 from collectives.agreement import AGREED, KINDS, Descriptor, balance, differences, mark_of
 from collectives.algorithms import ALGORITHMS
+from collectives.buffers import fill_short
 from collectives.pieces import put_pieces, take_pieces
 from collectives.reduction import checked_op, fold, rounded, widened
 from collectives.select import Link, checked, choose, estimate_ps, overrides
@@ -95,6 +96,26 @@ def test_units_of_all_ranks_lie_where_others_look(tmp_path):
             assert np.array_equal(first[1].column(5, index), want ^ 255)
             assert np.array_equal(first[2].of_rank(4, 1, index), want[1])
         assert np.array_equal(second[0].column(4, 0), np.stack([d[:unit] for d in data]))
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3, 4, 7])
+def test_units_that_end_short_are_padded_with_zeros(tmp_path, missing):
+    """The last unit may be short, or some units missing: what is left over of an earlier call is not seen."""
+    stores = [SharedStore(f"{tmp_path}/group", 2, rank) for rank in range(2)]
+    for unit, count in ((3, 5), (2731, 40)):
+        units = [store.units(unit, count) for store in stores]
+        for rank in range(2):
+            units[rank].publish(0, np.full(unit * count, 255, np.uint8))
+            units[rank].publish(0, np.full(unit * count - missing, 7 + rank, np.uint8))
+        whole = np.concatenate([units[0].column(0, index) for index in range(count)], axis=1)
+        want = np.full((2, unit * count), 7, np.uint8)
+        want[1], want[:, unit * count - missing :] = 8, 0
+        assert np.array_equal(whole, want)
+        for strided in (False, True):
+            out = np.zeros((unit * count - missing, 2), np.uint8)[:, 0]
+            out = out if strided else out.copy()
+            fill_short(out, np.ascontiguousarray(whole).reshape(2, count, unit)[0])
+            assert (out == 7).all()
 
 
 def table(*rows):

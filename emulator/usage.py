@@ -33,8 +33,10 @@ def _is_ours(filename: str) -> bool:
 
 
 def has_own_hook() -> bool:
-    """Whether the program shows uncaught exceptions itself. Torch's hook, which puts the rank before each line
-    once a process group exists, is not the program's."""
+    """Whether the program shows uncaught exceptions itself.
+
+    Torch's hook, which puts the rank before each line once a process group exists, is not the program's.
+    """
     hook = sys.excepthook
     return hook is not sys.__excepthook__ and getattr(hook, "__module__", "") != _TORCH
 

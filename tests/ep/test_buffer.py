@@ -1,7 +1,7 @@
 """DeepEP's face over real processes: shapes, values, hooks, statistics, mask, what goes wrong."""
 
 import pytest
-from programs import SETUP
+from ep_programs import SETUP
 from ranks import run_ranks
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(200)]

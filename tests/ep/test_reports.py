@@ -1,7 +1,7 @@
 """Scenarios of public bug reports on dispatch and combine, and ranks that do not do the same."""
 
 import pytest
-from programs import SETUP
+from ep_programs import SETUP
 from ranks import run_ranks
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(200)]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from programs import SETUP
+from ep_programs import SETUP
 from ranks import run_ranks
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(200)]

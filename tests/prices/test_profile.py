@@ -44,8 +44,9 @@ def test_every_number_has_unit_source_and_label(name: str) -> None:
 
 
 def test_what_is_not_of_a_machine_is_not_published_for_it() -> None:
-    """ib-hdr and rdma-400g have a pod and NICs of their own; all else is cloudmatrix384's, and says so. h800-ib
-    has links and memory of its own too."""
+    """ib-hdr and rdma-400g have a pod and NICs of their own; all else is cloudmatrix384's, and says so.
+
+    h800-ib has links and memory of its own too."""
     assert PROFILES == ["cloudmatrix384", "h800-ib", "ib-hdr", "rdma-400g"]
     ours = dict(load_profile("cloudmatrix384").items())
     for name in PROFILES[2:]:

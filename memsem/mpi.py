@@ -5,8 +5,8 @@
     if comm.Get_rank() == 0: comm.send({"a": 7}, dest=1)
 
 Point-to-point calls, requests, statuses, datatypes, communicators (`Dup`, `Split`, grids) and `Barrier` are
-here; collectives of data, windows, files and groups are not (the packages `collectives` and
-`memsem.window` have what the machine offers). `Wtime` is virtual time.
+here; `collectives.mpi` has all of this and the collectives under the same names. Windows, files and groups
+are not here (`memsem.window` has what the machine offers). `Wtime` is virtual time.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_errors_are_on_every_rank(what):
 
 @pytest.mark.parametrize("name", ["torch_ddp", "torch_fsdp2"])
 def test_training_loses_as_under_gloo(name):
-    """Ten digits of each step's loss, 8 ranks. Shown to fail when an average is taken for a sum."""
+    """Ten digits of each step's loss, 8 ranks. Shown to fail when a maximum is taken for a sum."""
     ours, gloo = (
         run_ranks(8, EXAMPLES / f"{name}.py", args=("--backend", backend)).stdout
         for backend in ("superpod", "gloo")

@@ -124,16 +124,24 @@ for dtype in (torch.float32, torch.bfloat16, torch.int64):
     x = torch.zeros(n, 2, dtype=dtype)
     dist.all_to_all_single(x, value(me, n, 2, dtype=dtype))
     equal(x, torch.stack([value(r, n, 2, dtype=dtype)[me] for r in everyone]))
-rows = [(me + r) % 3 for r in everyone]  # what I send to r is what r receives of me
-x = torch.zeros(sum(rows), 2)
-dist.all_to_all_single(x, value(me, sum(rows), 2), rows, rows)
-taken = [value(r, sum((r + t) % 3 for t in everyone), 2) for r in everyone]
-start = [sum((r + t) % 3 for t in range(me)) for r in everyone]
-equal(x, torch.cat([taken[r][start[r] : start[r] + rows[r]] for r in everyone]))
-outputs = [torch.zeros(rows[r]) for r in everyone]
-dist.all_to_all(outputs, [value(10 * me + r, rows[r]) for r in everyone])
+
+
+def rows(source: int, target: int) -> int:
+    """Rows one rank sends another: not as many as it gets from it."""
+    return (2 * source + target + source * target) % 4
+
+
+gives, takes = [rows(me, r) for r in everyone], [rows(r, me) for r in everyone]
+assert gives != takes
+x = torch.zeros(sum(takes), 2)
+dist.all_to_all_single(x, value(me, sum(gives), 2), takes, gives)
+start = [sum(rows(r, t) for t in range(me)) for r in everyone]
+sent = [value(r, sum(rows(r, t) for t in everyone), 2) for r in everyone]
+equal(x, torch.cat([sent[r][start[r] : start[r] + takes[r]] for r in everyone]))
+outputs = [torch.zeros(takes[r]) for r in everyone]
+dist.all_to_all(outputs, [value(10 * me + r, gives[r]) for r in everyone])
 for r in everyone:
-    equal(outputs[r], value(10 * r + me, rows[r]))
+    equal(outputs[r], value(10 * r + me, takes[r]))
 
 # --- coalesced ------------------------------------------------------------------------------------------
 with dist._coalescing_manager():

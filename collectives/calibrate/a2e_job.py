@@ -2,10 +2,9 @@
 
     python -m collectives.calibrate a2e_job out.json
 
-Routing: 8 of 256 routed experts at random and one of 32 shared by rank, so 864 rows leave a die. Costs are
-XCCL's of dispatch and combine: a record costs half of `rank` to write and half to poll, `rank` lies between
-pulls, and half of the in-situ overhead follows the records of each of the two hops. All begin together; A2E
-ends when an expert die has its rows, E2A when an attention die has its sums.
+Routing: 8 of 256 routed experts at random and one of 32 shared by rank, so 864 rows leave a die and 480 reach
+one. Costs are those of `collectives.xccl.relay_costs`, from XCCL's price list. All begin together; A2E ends
+when an expert die has its rows, E2A when an attention die has its sums.
 """
 
 from __future__ import annotations
@@ -19,28 +18,12 @@ import emulator
 from collectives.calibrate.cases import HIDDEN, TOPK
 from collectives.calibrate.measure import Meter
 from collectives.calibrate.xccl_job import MANAGED_BYTES, routing
-from collectives.libraries import charges, load_library, load_shared
 from collectives.xccl.relay import A2E
-from collectives.xccl.relay_costs import RelayCosts
-from emulator import Device
+from collectives.xccl.relay_costs import a2e_costs, e2a_costs
 from emulator.device import BARRIER_CHANNEL
 
 ATTENTION, EXPERT_DIES, TOKENS = 160, 288, 96
 _FUNCTIONAL = 8
-
-
-def costs_of(device: Device, operation: str, rows: float) -> RelayCosts:
-    """Return what a die that starts with `rows` rows is charged."""
-    library = load_library("xccl")
-    found = charges(
-        library, device.profile, operation,
-        ranks=1, hidden=HIDDEN, topk=1, tokens=round(rows),
-    )  # fmt: skip
-    rank, in_situ = library.ps("rank"), load_shared(device.profile.name).numbers.ps("in_situ.us")
-    return RelayCosts(
-        row_bytes=found.row_bytes, start_ps=found.start_ps, write_ps=rank // 2, poll_ps=rank - rank // 2,
-        issue_ps=rank, settle_ps=in_situ // 2, meta_bytes=found.meta_bytes,
-    )  # fmt: skip
 
 
 def main(out: str) -> None:
@@ -50,8 +33,8 @@ def main(out: str) -> None:
     relay = A2E(
         device, range(ATTENTION), range(ATTENTION, ATTENTION + EXPERT_DIES), 1, _FUNCTIONAL, TOKENS, TOPK + 1,
         max_rows=3 * sent_rows,
-        a2e_costs=costs_of(device, "dispatch", sent_rows),
-        e2a_costs=costs_of(device, "combine", sent_rows * ATTENTION / EXPERT_DIES),
+        a2e_costs=a2e_costs(device.profile, HIDDEN, sent_rows),
+        e2a_costs=e2a_costs(device.profile, HIDDEN, sent_rows * ATTENTION // EXPERT_DIES),
     )  # fmt: skip
     meter = Meter(device)
     x = np.full((TOKENS, _FUNCTIONAL), device.rank, np.float32)

@@ -254,8 +254,11 @@ static inline group_t own_group(const core_t *c, i64 channel, i64 p) /* that p o
     const member_t *m = MEMBER(c, channel, p);
     return group_of(c, channel, p, m->leader, m->place);
 }
-static inline group_t group_at(const core_t *c, i64 slot, i64 p) /* whose records reach p */
+static inline group_t group_at(const core_t *c, i64 slot, i64 p) /* whose records reach p; it may not have opened it */
 {
+#ifdef BREAK_OWN_GROUP
+    return own_group(c, slot / 2, p);
+#endif
     const slot_t *s = SLOT(c, slot);
     return group_of(c, slot / 2, p, AT(c, i32, s->leader)[p], AT(c, i32, s->place)[p]);
 }

@@ -216,7 +216,10 @@ class Buffer:
         """
         if use_ue8m0 and not round_scale:
             raise UsageError("low_latency_dispatch: use_ue8m0 needs round_scale")
-        kind = "fp8" if use_fp8 else rows_of(x[:0]).kind
+        try:
+            kind = "fp8" if use_fp8 else rows_of(x[:0]).kind
+        except UsageError:  # said by all ranks, in the call itself
+            kind = "float32"
         calls = self._low_latency_calls(x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, kind)
         return calls.dispatch(
             x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, use_fp8,

@@ -2,8 +2,8 @@
 
     mpirun -n 32 --oversubscribe python benchmarks/open_mpi.py [--repeat K]
 
-Prints a JSON line for each call, as rank 0 saw it: the median of K calls after one to warm up, with the barrier
-that follows. Open MPI polls while it waits, so ranks beyond the cores take turns.
+Prints a JSON line for each call, as rank 0 saw it: the median of K calls after one to warm up, with the
+barrier that follows. Open MPI polls while it waits, so ranks beyond the cores take turns.
 """
 
 import argparse

@@ -73,6 +73,23 @@ def key_of(kind: str, how: How, *facts: Any) -> Any:
     )
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, NumPy's too; a bool is none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def whole_numbers(group: Group, kind: str, name: str, values: Counts) -> Int64:
+    """Values as int64. Raises: SizeError, one is no whole number."""
+    try:
+        numbers = np.asarray(values)
+    except ValueError:
+        numbers = np.empty(0, object)
+    if numbers.dtype.kind not in "iu":
+        text = f"{kind}: {name} must be {group.size} whole numbers, got {values!r}"
+        raise group.error(SizeError, text[:300], values)
+    return numbers.astype(np.int64)
+
+
 class Call:
     """What one call of a collective says, while its plan is made.
 
@@ -89,8 +106,9 @@ class Call:
         if unknown:
             raise UsageError(f"{kind}: no keyword {unknown[0]!r}; there are {', '.join(sorted(_KEYWORDS))}")
         self.charge = how.get("charge_bytes")
-        if self.charge is not None and not 0 <= self.charge < _MOST:
-            raise group.error(SizeError, f"{kind}: charge_bytes is {self.charge}, 0 or more", self.charge)
+        if self.charge is not None and not (is_whole(self.charge) and 0 <= self.charge < _MOST):
+            text = f"{kind}: charge_bytes is {self.charge!r}, a whole number from 0 to {_MOST - 1} is needed"
+            raise group.error(SizeError, text, self.charge)
         self.dtype = "" if array is None else dtype_of(array, how.get("dtype"), kind)
         self._note = (kind, 0, "", "")
 
@@ -158,7 +176,7 @@ class Call:
 
     def counts(self, name: str, values: Counts) -> Int64:
         """Counts of all ranks of the group, int64 [g], at least 0. Raises: SizeError."""
-        counts = np.asarray(values, np.int64)
+        counts = whole_numbers(self.group, self.kind, name, values)
         if counts.shape != (self.group.size,) or (counts.size and counts.min() < 0):
             text = f"{self.kind}: {name} must be {self.group.size} numbers of at least 0, got {values!r}"
             raise self.group.error(SizeError, text[:300], values)
@@ -184,9 +202,9 @@ class Call:
 
     def root(self, root: int) -> int:
         """The root. Raises: SizeError, no such rank."""
-        if not 0 <= root < self.group.size:
+        if not is_whole(root) or not 0 <= root < self.group.size:
             last, name = self.group.size - 1, self.group.name
-            text = f"{self.kind}: no root {root}; ranks of group {name} are 0 to {last}"
+            text = f"{self.kind}: no root {root!r}; ranks of group {name} are 0 to {last}"
             raise self.group.error(SizeError, text, root)
         return int(root)
 

@@ -143,10 +143,11 @@ class Group:
         Raises:
             SizeError: no members, one twice, one that does not exist, or this rank is none of them.
         """
-        space, chosen = Space.of(device), tuple(int(member) for member in members)
-        text = None
+        space, text = Space.of(device), None
+        given = np.asarray(members)
+        chosen = tuple(given.tolist()) if given.ndim == 1 and given.dtype.kind in "iu" else ()
         if not chosen or len(set(chosen)) != len(chosen):
-            text = f"group: members must be different ranks, at least one; got {list(chosen)[:20]}"
+            text = f"group: members must be different ranks, at least one; got {str(members)[:100]}"
         elif not all(0 <= member < device.num_ranks for member in chosen):
             text = f"group: ranks are 0 to {device.num_ranks - 1}; got {list(chosen)[:20]}"
         elif device.rank not in chosen:

@@ -49,7 +49,7 @@ def broadcast(group: Group, buffer: Array, root: int = 0, **how: Unpack[How]) ->
         phase = Phase(flow, before if mine else None, None if mine else after)
         return call.plan(name, [phase], length=buffer.size, root=root)
 
-    key = key_of("broadcast", how, root, *facts(buffer, "broadcast"))
+    key = key_of("broadcast", how, type(root), root, *facts(buffer, "broadcast"))
     return begin(group, planned(group, key, make), how, buffer, buffer)
 
 
@@ -80,7 +80,7 @@ def reduce(
         phase = Phase(flow, before, after if out is not None else None)
         return call.plan(name, [phase], length=send.size, op=op, root=root)
 
-    key = key_of("reduce", how, root, op, *facts(send, "reduce"), *_facts_of_root(out, "reduce"))
+    key = key_of("reduce", how, type(root), root, op, *facts(send, "reduce"), *_facts_of_root(out, "reduce"))
     return begin(group, planned(group, key, make), how, send, out)
 
 
@@ -107,7 +107,7 @@ def gather(group: Group, send: Array, recv: Array | None, root: int = 0, **how: 
         phase = Phase(flow, _published(units), after if out is not None else None)
         return call.plan(name, [phase], length=send.size, root=root)
 
-    key = key_of("gather", how, root, *facts(send, "gather"), *_facts_of_root(out, "gather"))
+    key = key_of("gather", how, type(root), root, *facts(send, "gather"), *_facts_of_root(out, "gather"))
     return begin(group, planned(group, key, make), how, send, out)
 
 
@@ -130,7 +130,7 @@ def scatter(group: Group, send: Array | None, recv: Array, root: int = 0, **how:
         phase = Phase(flow, _published(units) if given is not None else None, after)
         return call.plan(name, [phase], length=recv.size, root=root)
 
-    key = key_of("scatter", how, root, *facts(recv, "scatter"), *_facts_of_root(given, "scatter"))
+    key = key_of("scatter", how, type(root), root, *facts(recv, "scatter"), *_facts_of_root(given, "scatter"))
     return begin(group, planned(group, key, make), how, given, recv)
 
 

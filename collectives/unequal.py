@@ -12,7 +12,7 @@ import numpy as np
 
 from collectives.agreement import balance
 from collectives.buffers import Array, check_same, facts, raw_of, spread, taken
-from collectives.calls import Call, Counts, How, Int64, begin, key_of, planned
+from collectives.calls import Call, Counts, How, Int64, begin, key_of, planned, whole_numbers
 from collectives.groups import Group
 from collectives.work import Phase, Plan, Work
 
@@ -39,10 +39,10 @@ def all_to_all_v(
         CollectiveMismatchError: a rank expects another count than is sent; on every rank.
     """
     lists: tuple[Int64, Int64, Int64 | None, Int64 | None] = (
-        np.asarray(send_counts, np.int64),
-        np.asarray(recv_counts, np.int64),
-        None if send_displs is None else np.asarray(send_displs, np.int64),
-        None if recv_displs is None else np.asarray(recv_displs, np.int64),
+        whole_numbers(group, "all_to_all_v", "send_counts", send_counts),
+        whole_numbers(group, "all_to_all_v", "recv_counts", recv_counts),
+        None if send_displs is None else whole_numbers(group, "all_to_all_v", "send_displs", send_displs),
+        None if recv_displs is None else whole_numbers(group, "all_to_all_v", "recv_displs", recv_displs),
     )
     numbers = tuple(None if values is None else values.tobytes() for values in lists)
     key = key_of("all_to_all_v", how, numbers, *facts(send, "all_to_all_v"), *facts(recv, "all_to_all_v"))

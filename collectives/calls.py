@@ -63,14 +63,10 @@ def planned(group: Group, key: Any, make: Callable[[], Plan]) -> Plan:
 
 def key_of(kind: str, how: How, *facts: Any) -> Any:
     """What a plan depends on: the operation, its keywords and `facts`."""
-    return (
-        kind,
-        how.get("algorithm"),
-        how.get("charge_bytes"),
-        how.get("dtype"),
-        how.keys() <= _KEYWORDS,
-        facts,
-    )
+    if not how:
+        return kind, facts
+    charge, known = how.get("charge_bytes"), how.keys() <= _KEYWORDS
+    return kind, how.get("algorithm"), type(charge), charge, how.get("dtype"), known, facts
 
 
 def is_whole(value: Any) -> bool:

@@ -17,12 +17,13 @@ from collectives.bench.shapes import (
     CollSample,
     CollSpec,
     check,
+    most_moved,
     operation,
 )
 from collectives.select import checked
 from emulator.errors import UsageError
 from launch import run
-from launch.cmd_run import Overrides, check_choice, check_writable, parse_set, write_out
+from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
 from memsem.bench.shapes import parse_size, parse_sizes
 
 
@@ -37,7 +38,9 @@ def bench_coll(
     root: Annotated[int, typer.Option(help="Of rooted collectives.")] = 0,
     iterations: Annotated[int, typer.Option(help="Measured, per size.")] = 5,
     warmup: Annotated[int, typer.Option(help="Not measured, per size.")] = 1,
-    real: Annotated[str, typer.Option(help="Most bytes of a buffer really moved and checked.")] = "64K",
+    real: Annotated[
+        str, typer.Option(help="Most bytes really moved and checked, of all ranks together.")
+    ] = "256M",
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     overrides: Overrides = None,
     transport: Annotated[str, typer.Option(help="How bytes move: shared or rma.")] = "shared",
@@ -45,14 +48,17 @@ def bench_coll(
 ) -> int:
     """Measure a collective among --ranks dies in virtual time: the figures do not depend on this host.
 
-    Buffers larger than --real are charged in full and moved in part; #wrong counts wrong elements of what was
-    moved, over all ranks.
+    All bytes are really moved and checked, out of place and in place, as long as the buffers of all ranks
+    together have no more than --real; larger ones are charged in full and moved in part, and the header says
+    how much. #wrong counts wrong elements of what was moved, over all ranks.
     """
     check_choice("--format", form, FORMATS)
     check_choice("--dtype", dtype, tuple(DTYPES))
     check_choice("--redop", redop, REDUCTIONS)
     check_choice("--transport", transport, ("shared", "rma"))
     check_writable("--json", json_out)
+    settings = parse_set(overrides or [])
+    check_pod(ranks, pod, settings)
     name = operation(coll)
     if algo is not None:
         checked(name, algo)
@@ -61,11 +67,11 @@ def bench_coll(
     check(spec, ranks)
     config = {
         "profile": pod,
-        "set": parse_set(overrides or []),
+        "set": settings,
         "transport": transport,
         "heap_bytes": 1 << 20,
     }
-    told, code = run_bench("coll", ranks, spec._asdict(), config)
+    told, code = run_bench("coll", ranks, spec._asdict(), config, most_moved(spec, ranks))
     if code:
         return code
     samples = [CollSample(**row) for row in told]
@@ -75,12 +81,21 @@ def bench_coll(
     return 0
 
 
-def run_bench(kind: str, ranks: int, spec: dict[str, Any], config: dict[str, Any]) -> tuple[Any, int]:
-    """Run `collectives.bench` on all ranks; returns what rank 0 wrote, and the exit code."""
+def run_bench(
+    kind: str, ranks: int, spec: dict[str, Any], config: dict[str, Any], moved: int = 0
+) -> tuple[Any, int]:
+    """Run `collectives.bench` on all ranks; returns what rank 0 wrote, and the exit code.
+
+    moved: bytes of a buffer, of all ranks together. Each rank holds up to four (what is given, sent, received
+    and wanted); all publish theirs twice (`collectives.store`).
+    """
     with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
         out = Path(folder) / "told.json"
         program = ["-m", "collectives.bench", kind, json.dumps(spec), str(out)]
-        result = run.run_job(ranks, program, config, started_s=run.command_start_s())
+        result = run.run_job(
+            ranks, program, config,
+            rank_bytes=4 * moved // ranks, shm_bytes=2 * moved, started_s=run.command_start_s(),
+        )  # fmt: skip
         if result.exit_code:
             return None, result.exit_code
         if not out.exists():

@@ -1,8 +1,10 @@
 """The rank program of `superpod bench coll`: time a collective in virtual time and check what it brought.
 
 Every iteration begins at the same virtual time on all ranks, a whole second after another, so that no rank
-waits for one that the last iteration left late. Real bytes are at most `real_bytes` of a buffer; larger ones
-are charged in full (`charge_bytes`) and checked as far as they are real.
+waits for one that the last iteration left late. All bytes are moved in every iteration and checked after the
+last, up to `real_bytes` of all ranks together; larger buffers are charged in full (`charge_bytes`) and moved
+and checked in part. Before every iteration the receive buffer is spoilt, so that one which brings nothing
+shows.
 """
 
 from __future__ import annotations
@@ -18,20 +20,21 @@ import emulator
 from collectives import coll
 from collectives.bench import data
 from collectives.bench.shapes import (
-    BLOCKWISE,
     DTYPES,
     REDUCING,
     ROOTED,
     CollSample,
     CollSpec,
     counts_of,
+    real_count,
     size_of,
 )
 from collectives.groups import Group
 from collectives.work import Work
 
 GRID_PS = 10**12
-Int64 = npt.NDArray[np.int64]
+_SPOILT = 0x55
+Array = npt.NDArray[Any]
 
 
 class Bench:
@@ -47,24 +50,33 @@ class Bench:
         return [sample for sample in samples if sample is not None]
 
     def measure(self, count: int) -> CollSample | None:
-        """Measure one count; collective."""
+        """Measure one count, out of place and in place; collective."""
         spec, size, rank = self.spec, self.group.size, self.group.rank
-        most = max(1, spec.real_bytes // self.itemsize // (size if spec.coll in BLOCKWISE else 1))
-        real = min(count, most)
-        send = data.encode(data.sent(spec.coll, rank, real, size, spec.redop), spec.dtype)
-        want = data.encode(data.wanted(spec.coll, rank, real, size, spec.redop, spec.root), spec.dtype)
-        recv = np.zeros(want.size, send.dtype)
-        if spec.coll == "broadcast":
-            recv = send.copy()
-        call = self._call(send, recv, count * self.itemsize if real < count else None)
-        took, work = np.empty(spec.iterations, np.int64), None
+        real = real_count(spec, count, size)
+        charge = count * self.itemsize if real < count else None
+        given = data.sent(spec.coll, rank, real, size, spec.redop, spec.dtype)
+        want = data.wanted(spec.coll, rank, real, size, spec.redop, spec.root, spec.dtype)
+        name, us, wrong = self._timed(given, given, np.empty(want.size, want.dtype), want, charge)
+        figures = [us, wrong]
+        if spec.coll != "barrier":
+            pair = data.buffers(spec.coll, rank, given, real, size)
+            figures += self._timed(given, *pair, want, charge)[1:]
+        return self._sample(count, real, name, figures)
+
+    def _timed(
+        self, given: Array, send: Array, recv: Array, want: Array, charge: int | None
+    ) -> tuple[str, int, int]:
+        """Return the algorithm, ps of all measured iterations, and wrong elements after the last."""
+        spec, took, name = self.spec, 0, ""
+        call, spoilt = self._call(send, recv, charge), recv.view(np.uint8)
         for k in range(-spec.warmup, spec.iterations):
+            spoilt[...] = _SPOILT
+            if send is not given:
+                send[...] = given
             start = self._together()
-            work = call()
-            if k >= 0:
-                took[k] = self.device.now_ps - start
-        wrong = 0 if work is None else int((recv != want).sum())
-        return self._sample(count, "" if work is None else work.algorithm, took, wrong)
+            name = call().algorithm
+            took += self.device.now_ps - start if k >= 0 else 0
+        return name, took, int((recv[: want.size] != want).sum())
 
     def _together(self) -> int:
         """Let time pass to the next whole second; returns when that is for this rank."""
@@ -82,7 +94,7 @@ class Bench:
         if spec.coll == "barrier":
             return lambda: coll.barrier(group, algorithm=spec.algo)
         if spec.coll == "broadcast":
-            return lambda: coll.broadcast(group, recv, spec.root, **how)
+            return lambda: self._broadcast(send, recv, how)
         if spec.coll in REDUCING:
             how["op"] = spec.redop
         if spec.coll in ROOTED:
@@ -90,17 +102,26 @@ class Bench:
         function: Callable[..., Work] = getattr(coll, spec.coll)
         return lambda: function(group, send, recv, **how)
 
-    def _sample(self, count: int, algorithm: str, took: Int64, wrong: int) -> CollSample | None:
-        """Rank 0 puts together what all measured."""
-        mine, size = np.array([took.sum(), wrong], np.int64), self.group.size
-        every = np.empty(2 * size if self.group.rank == 0 else 0, np.int64)
-        coll.gather(self.group, mine, every, root=0)
+    def _broadcast(self, send: Array, recv: Array, how: dict[str, Any]) -> Work:
+        """A broadcast has one buffer: out of place the root copies (not charged, as inside any die)."""
+        if self.group.rank == self.spec.root and recv is not send:
+            recv[...] = send
+        return coll.broadcast(self.group, recv, self.spec.root, **how)
+
+    def _sample(self, count: int, real: int, algorithm: str, figures: list[int]) -> CollSample | None:
+        """Rank 0 puts together what all measured: ps and wrong elements out of place, in place if any."""
+        spec, size = self.spec, self.group.size
+        every = np.empty(len(figures) * size if self.group.rank == 0 else 0, np.int64)
+        coll.gather(self.group, np.array(figures, np.int64), every, root=0)
         if self.group.rank:
             return None
-        times = every[::2] / self.spec.iterations / 1e6
-        nbytes = size_of(self.spec.coll, count, self.itemsize, size)
-        figures = (float(times.mean()), float(times.min()), float(times.max()))
-        return CollSample(nbytes, count, size, algorithm, *figures, int(every[1::2].sum()))
+        table = every.reshape(size, -1)
+        times, wrong = table[:, ::2] / spec.iterations / 1e6, table[:, 1::2].sum(axis=0).tolist()
+        out = times[:, 0]
+        sizes = [size_of(spec.coll, number, self.itemsize, size) for number in (count, real)]
+        half = (float(times[:, 1].max()), wrong[1]) if len(wrong) > 1 else (None, 0)
+        means = float(out.mean()), float(out.min()), float(out.max())
+        return CollSample(sizes[0], count, size, algorithm, *means, wrong[0], sizes[1], *half)
 
 
 def main(text: str, out: str) -> None:

@@ -1,4 +1,5 @@
-"""What a benchmark of expert parallelism measures, and its result in the shape of Mooncake's. Pure.
+"""What a benchmark of expert parallelism measures, and its result in the shape of Mooncake's. Pure, but for
+reading the choices of a gate.
 
 Shape and field names as Mooncake `mooncake-ep/benchmarks/ep_benchmark` (README and `metrics.py`): latencies
 in ms with p50, p90, p99, p999 and mean, over iterations and ranks; tokens of all ranks a second of the mean
@@ -8,6 +9,7 @@ end-to-end time (dispatch, experts, combine); largest, least and mean load of an
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +21,11 @@ from collectives.libraries import LIBRARIES
 from emulator.errors import UsageError
 
 Int64 = npt.NDArray[np.int64]
-ROUTINGS: Final = tuple(kind for kind in KINDS if kind != "grouped")
+GATE: Final = "gate"
+ROUTINGS: Final = (*(kind for kind in KINDS if kind != "grouped"), GATE)
+GATE_IDS: Final = "ids.npy"
+GATE_WEIGHTS: Final = "weights.npy"
+"""Files with the choices of a model's gate: int64 and float32 [ranks, tokens, topk]."""
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
 _USUAL: Final = {"xccl": "xccl", "cann": "cann", "all-to-all": "cann", "agrs": "cann"}
 """Library whose costs a scheme is charged by default; DeepEP's of the machine for the others."""
@@ -28,7 +34,8 @@ _USUAL: Final = {"xccl": "xccl", "cann": "cann", "all-to-all": "cann", "agrs": "
 class EpSpec(NamedTuple):
     """One benchmark. hidden: charged values of a row; real_hidden: really moved. library: of
     `collectives.libraries`. dtype: of dispatched values as charged, or None for the library's. max_rows: most
-    rows a rank gets. planes: of pushed rows by link class."""
+    rows a rank gets. planes: of pushed rows by link class. folder: of the files of a gate's choices; model,
+    layer: whose gate; "" is the mini preset."""
 
     scheme: str
     library: str
@@ -47,6 +54,9 @@ class EpSpec(NamedTuple):
     seed: int = 0
     max_rows: int = 1
     planes: tuple[int, ...] = (0, 0, 0, 0)
+    folder: str = ""
+    model: str = ""
+    layer: int = -1
 
 
 def usual_library(scheme: str, machine: str) -> str:
@@ -98,6 +108,9 @@ def check(spec: EpSpec, ranks: int, machine: str) -> None:
 
 def choices(spec: EpSpec, rank: int) -> tuple[Int64, npt.NDArray[np.float32]]:
     """Experts and weights of one rank's tokens; the same in every iteration."""
+    if spec.routing == GATE:
+        ids, weights = (np.load(Path(spec.folder) / name, "r") for name in (GATE_IDS, GATE_WEIGHTS))
+        return np.array(ids[rank]), np.array(weights[rank])
     return routing(
         spec.routing, spec.tokens, spec.experts, spec.topk,
         rank=rank, seed=spec.seed, hot=spec.hot, share=spec.share, alpha=spec.alpha,
@@ -173,6 +186,8 @@ def _facts(spec: EpSpec, machine: str, ranks: int) -> dict[str, Any]:
         facts |= {"hot_experts": spec.hot, "hot_fraction": spec.share}
     elif spec.routing == "zipf":
         facts["zipf_alpha"] = spec.alpha
+    elif spec.routing == GATE:
+        facts |= {"gate_model": spec.model or "mini preset", "gate_layer": spec.layer}
     return facts
 
 

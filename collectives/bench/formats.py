@@ -1,7 +1,8 @@
 """Results of collectives as text that existing tools parse: nccl-tests, OSU micro-benchmarks, JSON. Pure.
 
-nccl-tests' columns once (out of place): time is the slowest rank's, mean over iterations, as with its `-a 3`;
-bandwidths GB/s (10^9). OSU micro-benchmarks 7: average, least and most over ranks, microseconds.
+nccl-tests' columns, out of place and in place: time is the slowest rank's, mean over iterations, as with its
+`-a 3`; bandwidths GB/s (10^9); N/A where there is no form in place. OSU micro-benchmarks 7: average, least
+and most over ranks, microseconds.
 """
 
 from __future__ import annotations
@@ -31,34 +32,49 @@ def render(spec: CollSpec, samples: Sequence[CollSample], form: str) -> str:
 
 
 def nccl(spec: CollSpec, samples: Sequence[CollSample]) -> str:
-    """The table of {all_reduce,...}_perf, without its in-place half."""
-    first = samples[0]
+    """The table of {all_reduce,...}_perf."""
+    first, halves = samples[0], [(s, *half) for s in samples for half in s.halves()]
+    wrong, bandwidths = sum(bad for *_, bad in halves), [s.busbw(spec.coll, us) for s, us, _ in halves]
     used = ", ".join(dict.fromkeys(sample.algorithm for sample in samples))
     lines = [
         f"# nThread 1 nGpus 1 nRanks {first.ranks} minBytes {samples[0].size} maxBytes {samples[-1].size} "
         f"warmup iters: {spec.warmup} iters: {spec.iterations} validation: 1",
         f"# {spec.coll}, algorithm {used}; virtual time of the slowest rank; GB/s = 10^9 bytes a second",
+        f"# moved and checked: {moved(spec, samples)}",
         "#",
-        "#" + " " * 56 + "out-of-place",
-        "#       size         count      type   redop    root     time   algbw   busbw #wrong",
-        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
+        "#" + " " * 62 + "out-of-place" + " " * 23 + "in-place",
+        "#       size         count      type   redop    root" + "     time   algbw   busbw #wrong" * 2,
+        "#        (B)    (elements)                        " + "       (us)  (GB/s)  (GB/s)       " * 2,
         *(_nccl_row(spec, sample) for sample in samples),
-        f"# Out of bounds values : {sum(s.wrong for s in samples)} {_verdict(samples)}",
-        f"# Avg bus bandwidth    : {sum(s.busbw(spec.coll) for s in samples) / len(samples):g}",
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {sum(bandwidths) / len(bandwidths):g}",
         "#",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _verdict(samples: Sequence[CollSample]) -> str:
-    return "FAILED" if any(sample.wrong for sample in samples) else "OK"
+def moved(spec: CollSpec, samples: Sequence[CollSample]) -> str:
+    """How much of the buffers was really moved and checked."""
+    parts = [sample for sample in samples if sample.real < sample.size]
+    if not parts:
+        return "all bytes of every size"
+    whole = [sample.size for sample in samples if sample.real == sample.size]
+    first = f"all bytes of sizes up to {max(whole)}; " if whole else ""
+    return (
+        f"{first}{parts[0].real} bytes of sizes from {parts[0].size} on, whose time is that of all bytes "
+        f"(--real {spec.real_bytes}, of all ranks together)"
+    )
 
 
 def _nccl_row(spec: CollSpec, s: CollSample) -> str:
     redop = spec.redop if spec.coll in REDUCING else "none"
     root = spec.root if spec.coll in ROOTED else -1
     head = f"{s.size:12d}  {s.count:12d}  {spec.dtype:>8}  {redop:>6}  {root:6d}"
-    return f"{head}  {_time(s.most_us)}  {_rate(s.algbw())}  {_rate(s.busbw(spec.coll))}  {s.wrong:5d}"
+    halves = [
+        f"  {_time(us)}  {_rate(s.algbw(us))}  {_rate(s.busbw(spec.coll, us))}  {wrong:5d}"
+        for us, wrong in s.halves()
+    ]
+    return head + "".join([*halves, f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>5}"][:2])
 
 
 def _time(us: float) -> str:
@@ -108,8 +124,22 @@ def json_row(spec: CollSpec, s: CollSample) -> dict[str, Any]:
         "time_us": round(s.most_us, 6),
         "average_us": round(s.average_us, 6),
         "least_us": round(s.least_us, 6),
-        "algbw_GBps": round(s.algbw(), 6),
-        "busbw_GBps": round(s.busbw(spec.coll), 6),
+        "algbw_GBps": round(s.algbw(s.most_us), 6),
+        "busbw_GBps": round(s.busbw(spec.coll, s.most_us), 6),
         "wrong": s.wrong,
+        "in_place": _in_place(spec, s),
+        "moved_bytes": s.real,
         "iterations": spec.iterations,
+    }
+
+
+def _in_place(spec: CollSpec, s: CollSample) -> dict[str, Any] | None:
+    us = s.in_place_us
+    if us is None:
+        return None
+    return {
+        "time_us": round(us, 6),
+        "algbw_GBps": round(s.algbw(us), 6),
+        "busbw_GBps": round(s.busbw(spec.coll, us), 6),
+        "wrong": s.in_place_wrong,
     }

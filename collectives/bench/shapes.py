@@ -30,14 +30,16 @@ DTYPES: Final = {
 REDUCTIONS: Final = ("sum", "prod", "max", "min")
 FORMATS: Final = ("nccl", "osu", "json")
 MOST_BYTES: Final = 1 << 40
+REAL_BYTES: Final = 1 << 28
+"""Bytes really moved and checked by default, of the larger buffers of all ranks together."""
 
 
 class CollSpec(NamedTuple):
     """One benchmark.
 
     coll, algo: operation of `COLLECTIVES`; algorithm, or None for the selector's. sizes: bytes. dtype, redop:
-    of `DTYPES`, `REDUCTIONS`. real_bytes: most bytes of a buffer really moved and checked; larger ones are
-    charged in full.
+    of `DTYPES`, `REDUCTIONS`. real_bytes: most bytes really moved and checked, of the larger buffers of all
+    ranks together; what is larger is charged in full.
     """
 
     coll: str
@@ -48,11 +50,15 @@ class CollSpec(NamedTuple):
     root: int = 0
     iterations: int = 5
     warmup: int = 1
-    real_bytes: int = 1 << 16
+    real_bytes: int = REAL_BYTES
 
 
 class CollSample(NamedTuple):
-    """One size, measured. Times are over ranks: of the mean over iterations of each, microseconds."""
+    """One size, measured. Times are over ranks: of the mean over iterations of each, microseconds.
+
+    real: bytes of the larger buffer of a rank that were moved and checked. in_place_us: of the slowest rank,
+    with the same memory sent and received; None where there is no such form. wrong, in_place_wrong: elements.
+    """
 
     size: int
     count: int  # type: ignore[assignment]
@@ -62,14 +68,22 @@ class CollSample(NamedTuple):
     least_us: float
     most_us: float
     wrong: int
+    real: int = 0
+    in_place_us: float | None = None
+    in_place_wrong: int = 0
 
-    def algbw(self) -> float:
-        """Algorithm bandwidth, GB/s (10^9): size over the time of the slowest rank."""
-        return self.size / self.most_us / 1e3 if self.most_us else 0.0
+    def halves(self) -> list[tuple[float, int]]:
+        """(time of the slowest rank, wrong elements) out of place and, where there is one, in place."""
+        both = [(self.most_us, self.wrong)]
+        return both if self.in_place_us is None else [*both, (self.in_place_us, self.in_place_wrong)]
 
-    def busbw(self, coll: str) -> float:
+    def algbw(self, us: float) -> float:
+        """Algorithm bandwidth, GB/s (10^9): size over a time."""
+        return self.size / us / 1e3 if us else 0.0
+
+    def busbw(self, coll: str, us: float) -> float:
         """Bus bandwidth, GB/s (10^9)."""
-        return self.algbw() * bus_factor(coll, self.ranks)
+        return self.algbw(us) * bus_factor(coll, self.ranks)
 
 
 def operation(name: str) -> str:
@@ -101,10 +115,22 @@ def size_of(coll: str, count: int, itemsize: int, ranks: int) -> int:
     return count * itemsize * (ranks if coll in BLOCKWISE else 1)
 
 
+def real_count(spec: CollSpec, count: int, ranks: int) -> int:
+    """How many of `count` elements are really moved: all, or as many as `real_bytes` has room for."""
+    each = size_of(spec.coll, 1, DTYPES[spec.dtype], ranks) * ranks
+    return min(count, max(1, spec.real_bytes // each))
+
+
 def counts_of(spec: CollSpec, ranks: int) -> list[int]:
     """The counts to measure, each once."""
     itemsize = DTYPES[spec.dtype]
     return list(dict.fromkeys(count_of(spec.coll, size, itemsize, ranks) for size in spec.sizes))
+
+
+def most_moved(spec: CollSpec, ranks: int) -> int:
+    """Bytes of the larger buffers of all ranks that are really moved, at most."""
+    largest = max(real_count(spec, count, ranks) for count in counts_of(spec, ranks))
+    return size_of(spec.coll, largest, DTYPES[spec.dtype], ranks) * ranks
 
 
 def check(spec: CollSpec, ranks: int) -> None:

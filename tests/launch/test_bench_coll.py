@@ -19,7 +19,9 @@ from collectives.bench.shapes import (
     check,
     count_of,
     counts_of,
+    most_moved,
     operation,
+    real_count,
     size_of,
 )
 from emulator.errors import UsageError
@@ -41,6 +43,16 @@ def test_counts_and_sizes():
     assert (count_of("all_gather", 1000, 4, 3), size_of("all_gather", 83, 4, 3)) == (83, 996)
     assert count_of("all_to_all", 8, 4, 384) == 1 and count_of("barrier", 1, 4, 8) == 0
     assert counts_of(CollSpec("all_to_all", None, (8, 16, 1536, 3072)), 384) == [1, 2]
+
+
+def test_how_much_is_really_moved():
+    """All up to --real of all ranks together, then scaled down. (Mutation: --real of each rank.)"""
+    spec = CollSpec("all_reduce", None, (1 << 20, 1 << 24))
+    assert [real_count(spec, n, 8) for n in (1 << 18, 1 << 22)] == [1 << 18, 1 << 22]
+    assert real_count(spec, 1 << 22, 384) == 2**28 // 4 // 384 and most_moved(spec, 384) <= 1 << 28
+    blocks = spec._replace(coll="all_to_all", dtype="int8", real_bytes=6400)
+    assert (real_count(blocks, 10**6, 8), real_count(blocks, 7, 8), most_moved(blocks, 8)) == (100, 7, 6400)
+    assert real_count(blocks._replace(real_bytes=1), 10**6, 8) == 1
 
 
 def test_names_as_people_write_them():
@@ -88,22 +100,63 @@ def test_expected_contents_against_adding_up(ranks, redop):
             assert got.size == 0 or got.max() <= 127
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_contents_of_a_type_are_those_numbers(dtype):
+    """One period in its own type, repeated, is the formula at every index. (Mutation: a period of 7.)"""
+    for redop, start in (("sum", 0), ("prod", 5), ("max", 1000)):
+        i = np.arange(start, start + 500)
+        by_formula = (
+            np.where((2 + i) % 11 == 0, 2, 1) if redop == "prod" else ((2 + i) % 11 < 8) * (1 + i % 7)
+        )
+        got = data.values(2, start, 500, 11, redop, dtype)
+        assert np.array_equal(got, data.encode(by_formula, dtype)) and got.dtype == data.numpy_dtype(dtype)
+
+
+def test_buffers_in_place_lie_as_those_of_nccl_tests():
+    """The block of rank 2 of 4 is in its place in the whole. (Mutation: block 0.)"""
+    given = np.arange(6)
+    for coll in ("all_gather", "gather"):
+        send, recv = data.buffers(coll, 2, given, 24, 4)
+        assert np.shares_memory(send, recv[12:18]) and (send.size, recv.size) == (6, 24)
+    for coll in ("reduce_scatter", "scatter"):
+        send, recv = data.buffers(coll, 2, np.arange(24), 6, 4)
+        assert np.shares_memory(recv, send[12:18]) and (send.size, recv.size) == (24, 6)
+    for coll in ("all_reduce", "reduce", "broadcast", "all_to_all"):
+        send, recv = data.buffers(coll, 2, given, 6, 4)
+        assert np.shares_memory(send, recv) and send.size == recv.size == 6
+
+
 # ---- formats
 SPEC = CollSpec("all_to_all", None, (1024, 1 << 20))
 ROWS = [
-    CollSample(1024, 32, 8, "full-mesh", 2.0, 1.0, 4.0, 0),
-    CollSample(1 << 20, 32768, 8, "ring", 9, 8, 20000, 3),
+    CollSample(1024, 32, 8, "full-mesh", 2.0, 1.0, 4.0, 0, 1024, 5.0, 2),
+    CollSample(1 << 20, 32768, 8, "ring", 9, 8, 20000, 3, 4096, 400.0, 0),
 ]
 
 
 def test_nccl_columns():
-    """size count type redop root time algbw busbw #wrong, as parsers of nccl-tests split them."""
-    rows = [line.split() for line in render(SPEC, ROWS, "nccl").splitlines() if line[:1] == " "]
+    """size count type redop root, then time algbw busbw #wrong out of place and in place, as parsers of
+    nccl-tests split them. (Mutation: the bandwidth in place of the time out of place.)"""
+    text = render(SPEC, ROWS, "nccl")
+    rows = [line.split() for line in text.splitlines() if line[:1] == " "]
+    head = ["1048576", "32768", "float", "none", "-1", "20000", "0.05", "0.05", "3"]
     assert rows == [
-        ["1024", "32", "float", "none", "-1", "4.00", "0.26", "0.22", "0"],
-        ["1048576", "32768", "float", "none", "-1", "20000", "0.05", "0.05", "3"],
+        ["1024", "32", "float", "none", "-1", "4.00", "0.26", "0.22", "0", "5.00", "0.20", "0.18", "2"],
+        [*head, "400.0", "2.62", "2.29", "0"],
     ]
-    assert "# Out of bounds values : 3 FAILED" in render(SPEC, ROWS, "nccl")
+    titles = next(line for line in text.splitlines() if "count" in line).split()[1:]
+    assert titles == ["size", "count", "type", "redop", "root"] + ["time", "algbw", "busbw", "#wrong"] * 2
+    assert "# Out of bounds values : 5 FAILED" in text
+    average = sum((0.224, 0.1792, 0.045875, 2.29376)) / 4
+    assert float(text.split("Avg bus bandwidth    : ")[1].split()[0]) == pytest.approx(average, rel=1e-4)
+
+
+def test_the_header_says_what_was_moved():
+    assert "# moved and checked: all bytes of every size" in render(SPEC, ROWS[:1], "nccl")
+    text = render(SPEC, ROWS, "nccl")
+    assert "all bytes of sizes up to 1024; 4096 bytes of sizes from 1048576 on" in text
+    barrier = render(CollSpec("barrier", None, (1,)), [CollSample(0, 0, 8, "x", 1, 1, 1, 0)], "nccl")
+    assert barrier.count("N/A") == 4 and "# Out of bounds values : 0 OK" in barrier
 
 
 def test_osu_and_json():
@@ -117,6 +170,8 @@ def test_osu_and_json():
     ]
     first = json.loads(render(SPEC, ROWS, "json"))[0]
     assert (first["time_us"], first["algbw_GBps"], first["busbw_GBps"]) == (4.0, 0.256, 0.224)
+    assert first["in_place"] == {"time_us": 5.0, "algbw_GBps": 0.2048, "busbw_GBps": 0.1792, "wrong": 2}
+    assert first["moved_bytes"] == 1024
 
 
 # ---- expert parallelism
@@ -138,7 +193,7 @@ def test_percentiles_and_tokens():
 
 def test_routings_differ_in_load():
     imbalance = {}
-    for kind in ep_shapes.ROUTINGS:
+    for kind in ("uniform", "k-hot", "zipf"):
         spec = EP._replace(routing=kind, tokens=256, hot=2, share=0.9)
         load = ep_shapes.loads(spec, 4)
         assert load.sum() == 4 * 256 * 2
@@ -164,6 +219,11 @@ def test_what_ep_cannot_measure_is_refused(change):
         ("bench coll --coll all_reduce --format xml", "choose one of nccl, osu, json"),
         ("bench coll --coll all_reduce -n 2 --root 2", "ranks are 0 to 1"),
         ("bench ep -n 8 --experts 100", "nearest: 96"),
+        ("bench ep -n 8 --experts 0", "nearest: 8"),
+        ("bench ep -n 8 --topk 0", "choose 1 to 256"),
+        ("bench ep -n 1000", "-n 1000: pod cloudmatrix384 has 768 dies"),
+        ("bench coll --coll all_reduce -n 1000", "-n 1000: pod cloudmatrix384 has 768 dies"),
+        ("bench coll --coll all_reduce -n 17 --set pod.nodes=1", "-n 17: pod cloudmatrix384 has 16 dies"),
         ("bench ep -n 8 --library deepep", "choose one of xccl, cann, deepep-ascend"),
         ("bench lat --op put --sizes x", "no size"),
     ],
@@ -186,29 +246,40 @@ found, broken = [], []
 for i, name in enumerate(COLLECTIVES):
     for dtype in list(DTYPES)[i % 3 :: 3]:
         for redop in ("sum", "min") if name in REDUCING else ("sum",):
-            spec = CollSpec(name, None, (600, 5000), dtype, redop, 1, 1, 0, 1000)
-            found += [(name, dtype, redop, s.size, s.wrong, s.most_us) for s in Bench(spec, device).run()]
+            spec = CollSpec(name, None, (600, 5000), dtype, redop, 1, 1, 0, 4000)
+            for s in Bench(spec, device).run():
+                wrong = s.wrong + s.in_place_wrong
+                found.append((name, dtype, redop, s.size, wrong, s.most_us, s.in_place_us))
 good = coll.all_gather
 
 def bad(group, send, recv, **how):
     work = good(group, send, recv, **how)
-    recv[-1] += group.rank == 2
+    if group.rank == 2 and np.shares_memory(send, recv) == in_place:
+        recv[-1] += 1
     return work
 
-coll.all_gather = bad
-broken = [s.wrong for s in Bench(CollSpec("all_gather", None, (600,)), device).run()]
+def idle(group, send, recv, **how):
+    return good(group, send, recv.copy(), **how)
+
+for function, in_place in ((bad, False), (bad, True), (idle, None)):
+    coll.all_gather = function
+    told = Bench(CollSpec("all_gather", None, (600,)), device).run()
+    broken += [(s.wrong, s.in_place_wrong) for s in told]
 report(found=found, broken=broken)
 """
 
 
 @pytest.mark.multirank
 def test_every_collective_brings_the_right_elements():
-    """Buffers above 1000 bytes are charged in full. (Mutation, in the program: a wrong element counts.)"""
+    """Out of place and in place; buffers above 4000 bytes in all are charged in full. (Mutations, in the
+    program: a wrong element of either half counts, and all of a receive buffer that nothing reached; in place
+    the ranks' own 50 elements are there.)"""
     told = run_ranks(3, EVERY).reports[0]
     assert len(told["found"]) > 40 and not [row for row in told["found"] if row[4]]
     assert {row[0] for row in told["found"]} == set(COLLECTIVES)
     assert all(DTYPES[row[1]] <= 8 and (row[5] > 0) for row in told["found"])
-    assert told["broken"] == [1] and set(BLOCKWISE) < set(COLLECTIVES)
+    assert all((row[6] is None) == (row[0] == "barrier") for row in told["found"])
+    assert told["broken"] == [[1, 0], [0, 1], [450, 300]] and set(BLOCKWISE) < set(COLLECTIVES)
 
 
 @pytest.mark.multirank

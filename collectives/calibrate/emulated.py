@@ -101,7 +101,8 @@ def decode(found: Mapping[str, Any]) -> dict[str, Value]:
         published = [rows[name]["published"] for name in DECODE_ROWS]
         chips = found["case"]["ranks"] / 2
     except (KeyError, TypeError) as error:
-        raise UsageError(f"--decode: not what superpod decode --json writes: no {error}") from None
+        lacks = f"no {error}" if isinstance(error, KeyError) else "its rows have another form"
+        raise UsageError(f"--decode: not what superpod decode --json writes: {lacks}") from None
     if None in published:
         raise UsageError("--decode: not the published case: superpod decode -n 288 --json FILE")
     values: dict[str, Value] = {DECODE_ROWS[name]: float(value) for name, value in given.items()}

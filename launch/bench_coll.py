@@ -17,6 +17,7 @@ from collectives.bench.shapes import (
     CollSample,
     CollSpec,
     check,
+    lifted,
     most_moved,
     operation,
 )
@@ -65,6 +66,7 @@ def bench_coll(
     asked = (1,) if name == "barrier" else parse_sizes(sizes)
     spec = CollSpec(name, algo, asked, dtype, redop, root, iterations, warmup, parse_size(real))
     check(spec, ranks)
+    _note(lifted(spec, ranks))
     config = {
         "profile": pod,
         "set": settings,
@@ -79,6 +81,14 @@ def bench_coll(
         write_out("--json", json_out, render(spec, samples, "json"))
     typer.echo(render(spec, samples, form), nl=False)
     return 0
+
+
+def _note(changed: list[tuple[int, int]]) -> None:
+    """Say, beside the output, which sizes are measured as larger ones."""
+    if changed:
+        sizes = ", ".join(str(asked) for asked, _ in changed)
+        text = f"--sizes {sizes}: less than an element of each rank, measured as {changed[0][1]} bytes"
+        typer.echo(f"superpod: note: {text}", err=True)
 
 
 def run_bench(

@@ -104,8 +104,9 @@ def bus_factor(coll: str, ranks: int) -> float:
 
 
 def count_of(coll: str, size: int, itemsize: int, ranks: int) -> int:
-    """Elements of a block (`BLOCKWISE`) or of the buffer for about `size` bytes: rounded down, at least 1."""
-    if coll == "barrier":
+    """Elements of a block (`BLOCKWISE`) or of the buffer for about `size` bytes: rounded down, at least 1 if
+    there are bytes at all."""
+    if coll == "barrier" or not size:
         return 0
     return max(1, size // itemsize // (ranks if coll in BLOCKWISE else 1))
 
@@ -113,6 +114,12 @@ def count_of(coll: str, size: int, itemsize: int, ranks: int) -> int:
 def size_of(coll: str, count: int, itemsize: int, ranks: int) -> int:
     """Bytes of the larger buffer."""
     return count * itemsize * (ranks if coll in BLOCKWISE else 1)
+
+
+def lifted(spec: CollSpec, ranks: int) -> list[tuple[int, int]]:
+    """(asked, measured) bytes of sizes that are less than one element, or one of each rank."""
+    least = size_of(spec.coll, 1, DTYPES[spec.dtype], ranks)
+    return [(size, least) for size in spec.sizes if 0 < size < least and spec.coll != "barrier"]
 
 
 def real_count(spec: CollSpec, count: int, ranks: int) -> int:

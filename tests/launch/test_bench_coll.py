@@ -19,6 +19,7 @@ from collectives.bench.shapes import (
     check,
     count_of,
     counts_of,
+    lifted,
     most_moved,
     operation,
     real_count,
@@ -42,7 +43,9 @@ def test_counts_and_sizes():
     assert (count_of("all_reduce", 1024, 4, 8), size_of("all_reduce", 256, 4, 8)) == (256, 1024)
     assert (count_of("all_gather", 1000, 4, 3), size_of("all_gather", 83, 4, 3)) == (83, 996)
     assert count_of("all_to_all", 8, 4, 384) == 1 and count_of("barrier", 1, 4, 8) == 0
-    assert counts_of(CollSpec("all_to_all", None, (8, 16, 1536, 3072)), 384) == [1, 2]
+    spec = CollSpec("all_to_all", None, (0, 8, 16, 1536, 3072))
+    assert counts_of(spec, 384) == [0, 1, 2] and lifted(spec, 384) == [(8, 1536), (16, 1536)]
+    assert lifted(CollSpec("barrier", None, (1,)), 384) == []
 
 
 def test_how_much_is_really_moved():
@@ -246,7 +249,7 @@ found, broken = [], []
 for i, name in enumerate(COLLECTIVES):
     for dtype in list(DTYPES)[i % 3 :: 3]:
         for redop in ("sum", "min") if name in REDUCING else ("sum",):
-            spec = CollSpec(name, None, (600, 5000), dtype, redop, 1, 1, 0, 4000)
+            spec = CollSpec(name, None, (0, 600, 5000), dtype, redop, 1, 1, 0, 4000)
             for s in Bench(spec, device).run():
                 wrong = s.wrong + s.in_place_wrong
                 found.append((name, dtype, redop, s.size, wrong, s.most_us, s.in_place_us))
@@ -287,10 +290,11 @@ def test_both_commands_end_to_end(tmp_path, capfd):
     """The same run of a ring, as nccl-tests prints it and as JSON; expert parallelism with its fields."""
     out = tmp_path / "rows.json"
     words = ["bench", "coll", "--coll", "all-reduce", "--algo", "ring", "-n", "4", "--iterations", "1"]
-    words += ["--sizes", "4K,64K"]
+    words += ["--sizes", "3,4K,64K"]
     assert main([*words, "--json", str(out)]) == 0
-    rows, text = json.loads(out.read_text()), capfd.readouterr().out
-    assert [row["algorithm"] for row in rows] == ["ring", "ring"] and f"{rows[1]['time_us']:7.2f}" in text
+    rows, (text, notes) = json.loads(out.read_text()), capfd.readouterr()
+    assert [row["algorithm"] for row in rows] == ["ring"] * 3 and f"{rows[2]['time_us']:7.2f}" in text
+    assert "--sizes 3: less than an element of each rank, measured as 4 bytes" in notes
     assert main(f"bench ep -n 4 --iterations 2 --tokens 16 --routing k-hot --json {out}".split()) == 0
     facts = json.loads(out.read_text())
     assert facts["wrong_tokens"] == 0 and facts["routing_mode"] == "k_hot" and facts["hot_experts"] == 32

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from collectives.agreement import CollectiveMismatchError
 from collectives.ep.layout import Nodes, nodes_of
+from collectives.ep.traffic import SCHEMES
+from collectives.ep.wire import FORMS
 from emulator import Device
 from emulator.engine.reports import ranges
 from emulator.errors import DeadlockError, UsageError
@@ -26,10 +28,13 @@ Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 FIELDS = (
     "operation", "scheme", "words of a row", "hidden size", "topk", "number of experts", "capacity",
-    "use of a cached handle", "rank mask", "event",
+    "use of a cached handle", "rank mask", "kind of rows", "kind of rows back", "most rows a rank holds",
+    "event",
 )  # fmt: skip
 """Facts of a call that must be equal on all ranks, in the table's order."""
 OPERATIONS = ("dispatch", "combine")
+NAMES = {0: OPERATIONS, 1: SCHEMES, 9: FORMS, 10: FORMS}
+"""What the numbers of some facts stand for."""
 HEAD_BYTES, TEXT_BYTES, STATE_BYTES = 128, 256, 64
 CHUNKS = 4
 """Pieces in which DeepEP's two hops follow each other; each has a signal word of its own."""
@@ -72,6 +77,16 @@ def ranks_of(device: Device, members: Any = None) -> Ranks:
     return Ranks(device, chosen, int(mine[0]), nodes_of(chosen, device.topology.dies_per_node))
 
 
+def _largest(ranks: Ranks, out_bytes: int, back_bytes: int) -> tuple[int, int]:
+    """Sizes that are enough for every group of the machine, which may have different numbers of ranks: the
+    same on all. Costs a barrier where there are several groups; bytes are told in units of 64."""
+    mine = [min(-(-size // 64), 2**31 - 1) for size in (out_bytes, back_bytes)]
+    if ranks.whole:
+        return out_bytes, back_bytes
+    told = ranks.device.exchange(0, None, 0, tag=mine[0] << 32 | mine[1]).tags.astype(np.int64)
+    return 64 * int((told >> 32).max()), 64 * int((told & (2**32 - 1)).max())
+
+
 class Places(NamedTuple):
     """Where one operation of one micro-batch lies: channel, first of its words, offsets of blocks (two of
     `block_bytes`) and tables (two)."""
@@ -84,7 +99,8 @@ class Places(NamedTuple):
 
 
 class EpArea:
-    """The shared pieces of one buffer. Collective over all ranks of the machine: costs a barrier.
+    """The shared pieces of one buffer. Collective over all ranks of the machine: costs a barrier, or two with
+    several groups.
 
     Args:
         ranks: my group. Groups of one machine are disjoint, and every rank is in one.
@@ -100,7 +116,8 @@ class EpArea:
     ) -> None:
         self.ranks, device = ranks, ranks.device
         self.counts_at = HEAD_BYTES + TEXT_BYTES + -(-4 * device.num_ranks // 64) * 64
-        self.table_bytes = self.counts_at + -(-4 * (2 * device.num_ranks + 1) // 64) * 64
+        self.table_bytes = self.counts_at + -(-4 * (3 * device.num_ranks + 1) // 64) * 64
+        out_bytes, back_bytes = _largest(ranks, out_bytes, back_bytes)
         sizes = [-(-size // 64) * 64 for size in (out_bytes, back_bytes)]
         each = sum(2 * size + 2 * self.table_bytes for size in sizes)
         words = 2 * micro_batches * WORDS
@@ -192,11 +209,11 @@ class EpArea:
         return self._of_all(place.table + parity * self.table_bytes, self.table_bytes)
 
     def column(self, place: Places, parity: int, offset: int, count: int = 1) -> Int32:
-        """`count` numbers from byte `offset` of every member's table, int32 [R, count]."""
+        """`count` numbers from byte `offset` of every member's table, int32 [R, count]; perhaps no copy."""
         at = place.table + parity * self.table_bytes
         if self.ranks.device.transport.kind == "shared":
-            rows = self._rows(at, self.table_bytes)[0].view(np.int32)
-            return rows[self.ranks.members, offset // 4 : offset // 4 + count]
+            rows = self._rows(at, self.table_bytes)[0].view(np.int32)[:, offset // 4 : offset // 4 + count]
+            return rows if self.ranks.whole else rows[self.ranks.members]
         return np.ascontiguousarray(self._of_all(at + offset, 4 * count)).view(np.int32)
 
     def enter(self, side: int, event: int) -> None:
@@ -253,16 +270,20 @@ class EpArea:
             return UsageError(f"rank {members[told[0]]}: {text}{more}", ranks=members[told].tolist())
         facts = np.ascontiguousarray(tables[:, :HEAD_BYTES]).view(np.int64)[:, : len(FIELDS)]
         differ = np.flatnonzero((facts != facts[0]).any(axis=0))
-        parts = [f"{FIELDS[field]}: {self._who(facts[:, field])}" for field in differ[:3].tolist()]
+        parts = [
+            f"{FIELDS[field]}: {self._who(facts[:, field], NAMES.get(field, ()))}"
+            for field in differ[:3].tolist()
+        ]
         return CollectiveMismatchError(
             f"expert exchange: the ranks disagree on the {'; on the '.join(parts)}"
         )
 
-    def _who(self, values: Int64) -> str:
-        """Which ranks say what, int64 [R]."""
+    def _who(self, values: Int64, names: tuple[str, ...] = ()) -> str:
+        """Which ranks say what, int64 [R], by name where there are names."""
         found, which = np.unique(values, return_inverse=True)
         members = self.ranks.members
-        said = [f"{ranges(members[which == i].tolist())}: {value}" for i, value in enumerate(found.tolist())]
+        words = [names[value] if value < len(names) else str(value) for value in found.tolist()]
+        said = [f"{ranges(members[which == i].tolist())}: {word}" for i, word in enumerate(words)]
         return ", ".join(said[:8])
 
     def why(self, error: DeadlockError) -> Exception:

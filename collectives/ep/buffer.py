@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.ep import layout as lay
-from collectives.ep import wire
 from collectives.ep.area import EpArea
 from collectives.ep.faces import EventOverlap, fill, is_torch, numbers, plain, rows_of
 from collectives.ep.low_latency import LowLatencyCalls, LowLatencyHandle
 from collectives.ep.moves import Moves
 from collectives.ep.normal import NormalCalls, NormalHandle
 from collectives.ep.scheme import group_ranks
-from collectives.ep.traffic import check_scheme, low_latency_buffer
+from collectives.ep.traffic import check_planes, check_scheme, low_latency_buffer, whole
 from collectives.moe import OperationCosts
 from emulator.errors import StateError, UsageError
 
@@ -79,8 +78,9 @@ class Buffer:
     ) -> None:  # fmt: skip
         check_scheme(scheme)
         check_scheme(low_latency_scheme)
-        if num_nvl_bytes < 0 or num_rdma_bytes < 0:
-            raise UsageError(f"Buffer: sizes are at least 0, got {num_nvl_bytes} and {num_rdma_bytes}")
+        check_planes(planes)
+        whole("Buffer: num_nvl_bytes", num_nvl_bytes, 0)
+        whole("Buffer: num_rdma_bytes", num_rdma_bytes, 0)
         self._ranks = group_ranks(group if group is not None else comm)
         self.rank, self.group_size = self._ranks.me, self._ranks.size
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
@@ -132,7 +132,8 @@ class Buffer:
             num_tokens_per_…, is_token_in_rank: of `get_dispatch_layout`; checked against topk_idx.
             topk_idx, topk_weights: int64 [T, K] (-1 unselected) and float32 [T, K]; needed without a handle.
             expert_alignment: the counts of experts are rounded up to it.
-            num_worst_tokens: pad the outputs to so many rows (topk_idx -1) and give no counts.
+            num_worst_tokens: pad the outputs to so many rows (topk_idx -1) and give no counts; equal on all
+                ranks, and an error on all where more come to one.
             num_experts: of the group; by default the length of num_tokens_per_expert.
 
         Returns:
@@ -180,7 +181,7 @@ class Buffer:
             device = self._ranks.device
             if self._area is None:
                 total = self._bytes or device.config.managed_bytes // 4
-                each = max(4096, total // 4 - device.num_ranks * 12 - 1024)
+                each = max(4096, total // 4 - device.num_ranks * 16 - 1024)
                 self._area = EpArea(self._ranks, each, each, 1)
             if self._normal:
                 raise StateError("Buffer: the normal calls of a buffer are for one number of experts")
@@ -214,8 +215,6 @@ class Buffer:
             UsageError, on all ranks: what one of them cannot do. CollectiveMismatchError: other arguments.
             StateError: two operations wait for their hooks.
         """
-        if use_ue8m0 and not round_scale:
-            raise UsageError("low_latency_dispatch: use_ue8m0 needs round_scale")
         try:
             kind = "fp8" if use_fp8 else rows_of(x[:0]).kind
         except UsageError:  # said by all ranks, in the call itself
@@ -244,14 +243,13 @@ class Buffer:
         Raises:
             UsageError: `use_logfmt`, which this machine has no kernels for; others as the dispatch.
         """
-        if use_logfmt:
-            raise UsageError("low_latency_combine: there is no log format here; use_logfmt=False")
         if self._low is None:
             raise StateError("low_latency_combine: nothing was dispatched")
         self._low[1].leave_out(self._masked)
         return self._low[1].combine(
-            x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out, combine_wait_recv_cost_stats
-        )
+            x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, return_recv_hook, out,
+            combine_wait_recv_cost_stats,
+        )  # fmt: skip
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Any:
         """Where to write outputs for a combine with zero_copy: [slots, max * R, hidden], float32."""
@@ -275,12 +273,14 @@ class Buffer:
         if not self.low_latency_mode:
             raise StateError("Buffer: low-latency calls need low_latency_mode=True")
         rows = x[0] if isinstance(x, (tuple, list)) else x
-        shape = (num_experts, int(max_tokens), int(rows.shape[-1]), int(topk_idx.shape[-1]))
+        shape = (num_experts, max_tokens, int(rows.shape[-1]), int(topk_idx.shape[-1]))
+        for name, value in zip(("num_experts", "num_max_dispatch_tokens_per_rank"), shape, strict=False):
+            whole(f"low latency: {name}", value)
         if min(shape) < 1:
             raise UsageError(f"low latency: experts, tokens, hidden and topk are at least 1, got {shape}")
         if self._low is None or self._low[0] != shape:
             if self._low is not None:
-                self._low[1].change(wire.words(kind, shape[2]) + 1, *shape)
+                self._low[1].change(kind, *shape)
                 self._low[1].release()
             calls = LowLatencyCalls(
                 self._ranks, self._schemes[1], *shape, costs=self._charged[1], planes=self._planes

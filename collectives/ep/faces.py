@@ -15,6 +15,7 @@ from collectives.ep.wire import from_bfloat16, to_bfloat16
 from emulator.errors import DtypeError, UsageError
 
 Array = npt.NDArray[Any]
+WHOLE = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 Float32 = npt.NDArray[np.float32]
 
 
@@ -37,7 +38,17 @@ def is_torch(x: Any) -> bool:
 
 
 def numbers(x: Any, dtype: Any = np.int64) -> Array:
-    """An array of numbers from a tensor or an array, contiguous. Raises: UsageError, it is none."""
+    """An array of whole numbers, or of float32, from a tensor or an array, contiguous; nothing is rounded.
+
+    Raises:
+        UsageError: it is neither. DtypeError: it holds numbers of another type.
+    """
+    type_ = str(getattr(x, "dtype", "")).removeprefix("torch.")
+    exact = ("float32",) if dtype == np.float32 else WHOLE
+    if type_ and type_ not in exact:
+        raise DtypeError(
+            f"numbers of {type_}; use {'float32' if dtype == np.float32 else 'int64'}", value=type_
+        )
     if is_torch(x):
         x = x.detach().cpu().numpy()
     if not isinstance(x, np.ndarray):

@@ -22,10 +22,12 @@ from collectives.ep import layout as lay
 from collectives.ep import wire
 from collectives.ep.area import EpArea, Ranks, ranks_of
 from collectives.ep.faces import EventOverlap, Values, add_into, fill, give, is_torch, numbers, rows_of
+from collectives.ep.facts import facts
 from collectives.ep.fixed_shape import FixedShape
-from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route, Sent, facts
+from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route, Sent
 from collectives.ep.side import Call
 from collectives.ep.traffic import Spread, low_latency_row, open_dispatch
+from collectives.ep.wire import FORMS
 from collectives.moe import EpCosts, OperationCosts
 from emulator.errors import StateError, UsageError
 from emulator.rows import HEADER_BYTES
@@ -128,7 +130,7 @@ class LowLatencyCalls:
         there = (topk_idx >= 0) & (place[rank] >= 0)
         return np.where(there, place[rank] * self.slots + slot, -1)
 
-    def change(self, words: int, num_experts: int, max_tokens: int, hidden: int, topk: int) -> None:
+    def change(self, kind: str, num_experts: int, max_tokens: int, hidden: int, topk: int) -> None:
         """Agree that the next calls have another shape, before anybody gives memory back.
 
         Raises:
@@ -138,7 +140,10 @@ class LowLatencyCalls:
             raise StateError("low latency: another shape, and hooks of the present one are not called")
         side, none = self._moves.sides[self._take()][DISPATCH], np.zeros(self._alive.size, np.int64)
         mask = zlib.crc32(self._alive.tobytes())
-        other = facts(DISPATCH, self._scheme, words, hidden, topk, num_experts, max_tokens, mask=mask)
+        words = wire.words(kind, hidden) + 1
+        other = facts(
+            DISPATCH, self._scheme, words, hidden, topk, num_experts, max_tokens, mask=mask, kind=kind
+        )
         tag = side.begin(Call(other, _NONE), lay.grouped(none, _NONE), 1)
         side.exchange(open_dispatch("cann", Spread(none, none, none, 0), EpCosts(0, meta_bytes=4), 1), tag)
 
@@ -153,16 +158,19 @@ class LowLatencyCalls:
         try:
             rows, ids = rows_of(x), numbers(topk_idx)
             self._check(rows, ids)
+            if ue8m0 and not (use_fp8 and round_scale):
+                raise UsageError("use_ue8m0 needs use_fp8 and round_scale")
         except UsageError as error:
             trouble = f"low_latency_dispatch: {error}"
             rows = Values(np.empty((0, self.hidden), np.float32), None, "float32", is_torch(x))
             ids = np.empty((0, self.topk), np.int64)
         kind = "fp8" if use_fp8 else rows.kind
+        form = FORMS[-1] if use_fp8 and round_scale else kind
         body = self._encode(rows.values, kind, round_scale)
         token = np.arange(body.shape[0], dtype=np.int32).view(np.float32)[:, None]
         raw = np.concatenate([body, token], axis=1)
         number = self._take()
-        call = Call(self._facts(DISPATCH, raw.shape[1]), _NONE, trouble)
+        call = Call(self._facts(DISPATCH, raw.shape[1], form), _NONE, trouble)
         costs = self._costs[DISPATCH] or EpCosts(low_latency_row(self.hidden, use_fp8), meta_bytes=4)
         route = self._moves.route(self._compact(ids), "pair")
         posted_ps = self._all.device.now_ps
@@ -235,14 +243,16 @@ class LowLatencyCalls:
     # --- combine ------------------------------------------------------------------------------------------
 
     def combine(
-        self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, zero_copy: bool, hook: bool,
-        out: Any, waits: Any,
+        self, x: Any, topk_idx: Any, topk_weights: Any, handle: LowLatencyHandle, logfmt: bool,
+        zero_copy: bool, hook: bool, out: Any, waits: Any,
     ) -> tuple[Any, EventOverlap, Callable[[], None]]:  # fmt: skip
         """See `Buffer.low_latency_combine`."""
         arrived, trouble = handle.arrived, ""
         if not arrived.ready:
             raise StateError("low_latency_combine: call the hook of the dispatch first")
         try:
+            if logfmt:
+                raise UsageError("there is no log format here; use_logfmt=False")
             rows, weights = self._outputs(
                 arrived.zero_copy if zero_copy else x, topk_idx, topk_weights, handle
             )
@@ -250,7 +260,7 @@ class LowLatencyCalls:
             trouble = f"low_latency_combine: {error}"
             rows, weights = Values(np.empty((0, self.hidden), np.float32), None, "float32", False), None
         raw = wire.encode(rows.values, rows.kind)
-        call = Call(self._facts(COMBINE, raw.shape[1]), _NONE, trouble)
+        call = Call(self._facts(COMBINE, raw.shape[1], rows.kind), _NONE, trouble)
         costs = self._costs[COMBINE] or EpCosts(low_latency_row(self.hidden, False) - 16, meta_bytes=4)
         back = lay.grouped(arrived.route.received, arrived.place)
         posted_ps = self._all.device.now_ps
@@ -327,18 +337,11 @@ class LowLatencyCalls:
         scales, codes = wire.quantise_fp8(values, round_scale)
         return wire.join_fp8(codes, scales)
 
-    def _facts(self, operation: int, words: int) -> tuple[int, ...]:
-        mask = zlib.crc32(self._alive.tobytes())
+    def _facts(self, operation: int, words: int, form: str) -> tuple[int, ...]:
         return facts(
-            operation,
-            self._scheme,
-            words,
-            self.hidden,
-            self.topk,
-            self.num_experts,
-            self.max_tokens,
-            mask=mask,
-        )
+            operation, self._scheme, words, self.hidden, self.topk, self.num_experts, self.max_tokens,
+            mask=zlib.crc32(self._alive.tobytes()), kind=form,
+        )  # fmt: skip
 
     def release(self) -> None:
         """Give the memory back; all ranks of the machine."""

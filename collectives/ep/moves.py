@@ -16,9 +16,10 @@ import numpy.typing as npt
 from collectives.ep import layout as lay
 from collectives.ep import traffic
 from collectives.ep.area import EpArea
+from collectives.ep.facts import Limit, check_rows
 from collectives.ep.layout import Grouped, Layout
 from collectives.ep.side import Blocks, Call, Side
-from collectives.ep.traffic import SCHEMES, Opening, Spread
+from collectives.ep.traffic import Opening, Spread
 from collectives.moe import OperationCosts
 from emulator.errors import InternalError
 from emulator.rows import HEADER_BYTES, RowFormat
@@ -60,6 +61,7 @@ class Sent(NamedTuple):
     level: str
     cached: bool
     posted: bool
+    limit: Limit | None = None
 
 
 class Came(NamedTuple):
@@ -138,13 +140,13 @@ class Moves:
 
     def dispatch(
         self, raw: Float32, route: Route, level: str, costs: OperationCosts, call: Call, *,
-        batch: int = 0, cached: bool = False, post: bool = False,
+        batch: int = 0, cached: bool = False, post: bool = False, limit: Limit | None = None,
     ) -> Sent:  # fmt: skip
         """Write my rows and open the operation; with `post` without waiting for anybody.
 
         Args:
             raw: float32 [T, words]. route: of `route`, or of an earlier dispatch where `cached`.
-            call: facts and trouble; its counts are filled in here.
+            call: facts and trouble; its counts are filled in here. limit: where more can come than is taken.
         """
         side = self.sides[batch][DISPATCH]
         form = RowFormat(raw.shape[1], self.slots if level == "pair" else 1)
@@ -162,16 +164,23 @@ class Moves:
             ids = np.ascontiguousarray(route.topk_idx).reshape(-1) if level == "pair" else None
             side.pack(blocks, raw, route.sent.order, per_row, ids)
         spread = route.spread
-        counts = np.concatenate([spread.ranks, spread.nodes, [spread.tokens]]).astype(np.int32)
+        counts = np.concatenate([spread.pairs, spread.ranks, spread.nodes, [spread.tokens]]).astype(np.int32)
         tag = side.begin(Call(call.facts, counts, trouble), route.sent, blocks.shape.most)
-        return self._open(side, blocks, start, tag, costs, route, level, cached, post)
+        return self._open(side, blocks, start, tag, costs, route, level, cached, post)._replace(limit=limit)
 
     def finish_dispatch(self, sent: Sent) -> Came:
-        """Wait for everybody, carry the rows, read mine."""
+        """Wait for everybody, carry the rows, read mine.
+
+        Raises:
+            UsageError: on all ranks, a rank is sent more rows than it takes.
+        """
         self._settle(sent)
+        if sent.limit is not None:
+            rows = sent.side.counts(0 if sent.limit.pairs else self.ranks.size, self.ranks.size)
+            check_rows(rows, self.ranks.members, sent.limit)
         side, route, size = sent.side, sent.route, self.ranks.size
         if self.scheme in ("deepep", "agrs"):
-            table = side.counts(size + self.ranks.nodes.count + 1).astype(np.int64)
+            table = side.counts(size, size + self.ranks.nodes.count + 1).astype(np.int64)
             route = route._replace(tokens=table[:, -1])
         if self.scheme == "deepep":
             route = self._deepep_out(sent, route, table[:, :-1])
@@ -264,30 +273,9 @@ class Moves:
         return max(1, facts[6] * (facts[4] if level == "pair" else 1))
 
 
-def facts(
-    operation: int, scheme: str, words: int, hidden: int, topk: int, experts: int, capacity: int,
-    cached: bool = False, mask: int = 0,
-) -> tuple[int, ...]:  # fmt: skip
-    """The facts of a call in the order of `area.FIELDS`, without the event."""
-    return operation, SCHEMES.index(scheme), words, hidden, topk, experts, capacity, int(cached), mask
-
-
 def whole_pairs(route: Route) -> bool:
     """Has every token all its K experts?"""
     return bool(route.pairs.order.size == route.topk_idx.size)
 
 
-def check_plain(what: str, array: object, shape: tuple[int, ...]) -> str:
-    """Trouble of an array that must be contiguous float32 of a shape; '' for none."""
-    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != shape:
-        return f"{what} must be float32 {list(shape)}, got {_kind(array)}"
-    return "" if array.flags.c_contiguous else f"{what} must be contiguous"
-
-
-def _kind(array: object) -> str:
-    if isinstance(array, np.ndarray):
-        return f"{array.dtype} {list(array.shape)}"
-    return type(array).__name__
-
-
-__all__ = ["COMBINE", "DISPATCH", "Came", "Moves", "Route", "Sent", "check_plain", "facts", "whole_pairs"]
+__all__ = ["COMBINE", "DISPATCH", "Came", "Moves", "Route", "Sent", "whole_pairs"]

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from collectives.ep import layout as lay
 from collectives.ep import wire
 from collectives.ep.faces import EventOverlap, Values, give, give_codes, numbers, plain, rows_of
-from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route, facts
+from collectives.ep.facts import Limit, facts
+from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route
 from collectives.ep.side import Call
+from collectives.ep.traffic import whole
 from collectives.moe import EpCosts, OperationCosts
 from emulator.errors import UsageError
 
@@ -52,9 +54,11 @@ class NormalCalls:
         expert_alignment: int, num_worst_tokens: int,
     ) -> tuple[Any, Any, Any, list[int], NormalHandle, EventOverlap]:  # fmt: skip
         """See `Buffer.dispatch`."""
-        trouble, rows, ids, weights, route = "", None, None, None, None
+        trouble, rows, ids, weights, route, limit = "", None, None, None, None, 0
         try:
             rows = rows_of(x)
+            whole("expert_alignment", expert_alignment)
+            limit = whole("num_worst_tokens", num_worst_tokens, 0)
             if handle is None:
                 ids, weights, route = self._plan(rows, topk_idx, topk_weights, given)
             else:
@@ -69,10 +73,14 @@ class NormalCalls:
         raw, hidden = _words(rows)
         raw = np.concatenate([raw, ids.astype(np.int32).view(np.float32), weights], axis=1)
         call = Call(
-            self._facts(DISPATCH, raw.shape[1], hidden, ids.shape[1], handle is not None), _NONE, trouble
-        )
+            self._facts(DISPATCH, raw.shape[1], hidden, ids.shape[1], rows.kind, handle is not None, limit),
+            _NONE, trouble,
+        )  # fmt: skip
         costs = self._costs[DISPATCH] or EpCosts(4 * raw.shape[1], meta_bytes=4 * (self._moves.slots + 2))
-        sent = self._moves.dispatch(raw, route, "rank", costs, call, cached=handle is not None)
+        sent = self._moves.dispatch(
+            raw, route, "rank", costs, call, cached=handle is not None,
+            limit=Limit(limit, False, "num_worst_tokens") if limit else None,
+        )  # fmt: skip
         came = self._moves.finish_dispatch(sent)
         event = EventOverlap(self._ranks.device.now_ps)
         body = raw.shape[1] - 2 * ids.shape[1]
@@ -127,7 +135,7 @@ class NormalCalls:
         self, x: Any, handle: NormalHandle, topk_weights: Any, bias: Any
     ) -> tuple[Any, Any, EventOverlap]:
         """See `Buffer.combine`."""
-        trouble, total = "", int(handle.recv_from.sum())
+        trouble, total, extras = "", int(handle.recv_from.sum()), []
         weights = np.empty((total, 0), np.float32)
         try:
             rows = rows_of(x)
@@ -138,12 +146,13 @@ class NormalCalls:
                 weights = numbers(topk_weights, np.float32)[:total]
                 if weights.shape != (total, handle.topk):
                     raise UsageError(f"topk_weights must be [{total}, {handle.topk}]")
+            extras = _extras(bias, handle.route.topk_idx.shape[0], values.shape[1])
         except UsageError as error:
             trouble, rows = f"combine: {error}", Values(np.empty((0, 1), np.float32), None, "float32", False)
             values, weights = rows.values, np.empty((0, 0), np.float32)
         hidden = values.shape[1]
         raw = np.concatenate([wire.encode(values, rows.kind), weights], axis=1)
-        call = Call(self._facts(COMBINE, raw.shape[1], hidden, weights.shape[1], False), _NONE, trouble)
+        call = Call(self._facts(COMBINE, raw.shape[1], hidden, weights.shape[1], rows.kind), _NONE, trouble)
         costs = self._costs[COMBINE] or EpCosts(4 * raw.shape[1])
         back = lay.grouped(handle.recv_from, np.arange(values.shape[0], dtype=np.int32))
         sent = self._moves.combine(raw, back, handle.route, costs, call, level="rank")
@@ -152,20 +161,33 @@ class NormalCalls:
         out = lay.add_ranks(
             wire.decode(np.ascontiguousarray(got[:, :body]), rows.kind, hidden), order, tokens
         )
-        for extra in () if bias is None else bias if isinstance(bias, tuple) else (bias,):
-            out += rows_of(extra).values
+        for extra in extras:
+            out += extra
         sums = None
         if topk_weights is not None:
             ends = np.ascontiguousarray(got[:, body : body + handle.topk])
             sums = plain(lay.add_ranks(ends, order, tokens), rows.torch)
         return give(out, rows.kind, rows.torch), sums, EventOverlap(self._ranks.device.now_ps)
 
-    def _facts(self, operation: int, words: int, hidden: int, topk: int, cached: bool) -> tuple[int, ...]:
+    def _facts(
+        self, operation: int, words: int, hidden: int, topk: int, kind: str, cached: bool = False,
+        limit: int = 0,
+    ) -> tuple[int, ...]:  # fmt: skip
         """Normal calls have no capacity of tokens: blocks hold what their bytes hold."""
         room = self._moves.sides[0][operation].place.block_bytes // (16 + 4 * words)
         return facts(
-            operation, self._moves.scheme, words, hidden, topk, self._moves.num_experts, room, cached
-        )
+            operation, self._moves.scheme, words, hidden, topk, self._moves.num_experts, room, cached,
+            kind=kind, max_rows=limit,
+        )  # fmt: skip
+
+
+def _extras(bias: Any, tokens: int, hidden: int) -> list[Float32]:
+    """What is added to the sums. Raises: UsageError, it is not [tokens, hidden]."""
+    out = [rows_of(one).values for one in (bias if isinstance(bias, tuple) else (bias,)) if one is not None]
+    for one in out:
+        if one.shape != (tokens, hidden):
+            raise UsageError(f"bias must be [{tokens}, {hidden}], got {list(one.shape)}")
+    return out
 
 
 def _same_tokens(rows: Values, ids: Int64) -> None:

@@ -19,10 +19,11 @@ import numpy.typing as npt
 from collectives.ep import layout as lay
 from collectives.ep import wire
 from collectives.ep.area import EpArea, Ranks, ranks_of
+from collectives.ep.facts import Limit, check_plain, facts
 from collectives.ep.layout import Grouped
-from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route, Sent, check_plain, facts
+from collectives.ep.moves import COMBINE, DISPATCH, Moves, Route, Sent
 from collectives.ep.side import Call
-from collectives.ep.traffic import LEVELS, check_scheme
+from collectives.ep.traffic import LEVELS, check_planes, check_scheme, whole
 from collectives.moe import META_BYTES, EpCosts, OperationCosts
 from emulator import Device
 from emulator.errors import StateError, UsageError
@@ -67,7 +68,7 @@ class ExpertParallel:
         kind, back_kind: how rows travel out and back, see `wire`.
         dispatch_costs, combine_costs: what is charged where a call does not say (`collectives.libraries`);
             by default real row bytes and 32-byte records only.
-        max_rows: most rows a rank can hold; by default all that can happen.
+        max_rows: most rows a rank can hold, equal on all; by default all that can happen.
         micro_batches: how many may be in flight. planes: plane of pushed rows by link class.
 
     Raises:
@@ -81,16 +82,19 @@ class ExpertParallel:
         planes: tuple[int, int, int, int] = (0, 0, 0, 0),
     ) -> None:  # fmt: skip
         check_scheme(scheme)
+        check_planes(planes)
         ranks = group_ranks(group)
-        for name, value in (("hidden", hidden), ("max_tokens", max_tokens), ("topk", topk)):
-            if value < 1:
-                raise UsageError(f"expert parallel: {name} must be at least 1, got {value}")
+        names = ("num_experts", "hidden", "max_tokens", "topk", "micro_batches", "max_rows")
+        values = (num_experts, hidden, max_tokens, topk, micro_batches, 1 if max_rows is None else max_rows)
+        for name, value in zip(names, values, strict=True):
+            whole(f"expert parallel: {name}", value)
         self.slots = lay.slots_of(num_experts, ranks.size)
         self.num_experts, self.hidden, self.max_tokens, self.topk = num_experts, hidden, max_tokens, topk
         self.scheme, self.kind, self.back_kind = scheme, kind, back_kind
         self.level = LEVELS.get(scheme, "pair")
         most = ranks.size * max_tokens * topk
-        self.max_rows = most if max_rows is None else max_rows
+        self.max_rows = most if max_rows is None else min(max_rows, most)
+        self._limit = Limit(self.max_rows, True, "max_rows") if self.max_rows < most else None
         self.words = wire.words(kind, hidden) + (0 if self.level == "pair" else topk)
         out = {"pair": max_tokens * topk, "rank": max_tokens * min(topk, ranks.size), "token": max_tokens}
         area = EpArea(
@@ -115,7 +119,8 @@ class ExpertParallel:
             costs: of this call. micro_batch: which buffers.
 
         Raises:
-            UsageError: on every rank, if any rank's arguments are wrong; it names that rank.
+            UsageError: on every rank, if any rank's arguments are wrong or more than `max_rows` rows come to
+                one; it names that rank.
             CollectiveMismatchError: ranks are not in the same call.
         """
         return self.finish_dispatch(self._dispatch(x, topk_idx, costs, micro_batch, post=False))
@@ -139,8 +144,9 @@ class ExpertParallel:
         call = Call(self._facts(DISPATCH, self.words), np.zeros(0, np.int32), trouble)
         route = self.moves.route(topk_idx, self.level)
         sent = self.moves.dispatch(
-            raw, route, self.level, costs or self._costs[DISPATCH], call, batch=batch, post=post
-        )
+            raw, route, self.level, costs or self._costs[DISPATCH], call, batch=batch, post=post,
+            limit=self._limit,
+        )  # fmt: skip
         return Posted(sent, batch)
 
     def finish_dispatch(self, posted: Posted) -> EpHandle:
@@ -205,7 +211,10 @@ class ExpertParallel:
     # --- checks -------------------------------------------------------------------------------------------
 
     def _facts(self, operation: int, words: int) -> tuple[int, ...]:
-        return facts(operation, self.scheme, words, self.hidden, self.topk, self.num_experts, self.max_tokens)
+        return facts(
+            operation, self.scheme, words, self.hidden, self.topk, self.num_experts, self.max_tokens,
+            kind=self.kind, back_kind=self.back_kind, max_rows=self.max_rows,
+        )  # fmt: skip
 
     def _trouble(self, x: Any, topk_idx: Any) -> str:
         """Why I cannot dispatch this, or ''."""

@@ -250,9 +250,9 @@ class Side:
 
     # --- rows in ------------------------------------------------------------------------------------------
 
-    def counts(self, size: int) -> Int32:
-        """What the ranks of the group counted for this event, int32 [R, size]."""
-        return self.area.column(self.place, (self.event - 1) % 2, self.area.counts_at, size)
+    def counts(self, first: int, size: int) -> Int32:
+        """What the ranks of the group counted for this event, from number `first` on, int32 [R, size]."""
+        return self.area.column(self.place, (self.event - 1) % 2, self.area.counts_at + 4 * first, size)
 
     def rows(self, blocks: Blocks) -> tuple[Records, Int32, Int32, int]:
         """Find the rows announced to me; returns records, counts and first int32 [R], and the sum."""

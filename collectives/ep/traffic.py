@@ -66,6 +66,19 @@ def check_scheme(scheme: str) -> None:
         raise UsageError(f"scheme {scheme!r} is not one of {', '.join(SCHEMES)}")
 
 
+def check_planes(planes: tuple[int, ...]) -> None:
+    """Raises: UsageError, not a plane (0 to 2: UB, RDMA, VPC) for each of the four link classes."""
+    if len(planes) != 4 or any(plane not in (0, 1, 2) for plane in planes):
+        raise UsageError(f"planes: 0, 1 or 2 for each of self, chip, node and pod, got {tuple(planes)}")
+
+
+def whole(what: str, value: object, least: int = 1) -> int:
+    """Return a whole number. Raises: UsageError, it is none, or less than `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise UsageError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
+
+
 def spread_of(layout: Layout, nodes: Nodes, slots: int) -> Spread:
     """Return how a layout's rows spread."""
     pairs = layout.tokens_per_expert.reshape(-1, slots).sum(axis=1, dtype=np.int64)

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from emulator.errors import UsageError
 
 KINDS = ("float32", "bfloat16", "int8", "fp8")
+FORMS = (*KINDS, "fp8 with powers of two as scales")
+"""Kinds as the ranks of a call compare them."""
 BLOCK = 128
 """Values that share an fp8 scale."""
 FP8_MAX = 448.0

@@ -71,6 +71,27 @@ refused("rank 3: dispatch: 9000 rows, a block takes", x=many, num_experts=E,
         topk_idx=torch.zeros(len(many), K, dtype=torch.int64))
 refused("the ranks disagree on the words of a row: ranks 1-3: 70, rank 0: 134", topk_idx=ti, num_experts=E,
         x=tx if me else torch.from_numpy(x[me]))
+half = torch.zeros(len(tx), 4)  # four values are two words as bfloat16 and as fp8
+pair = half.view(torch.uint8)[:, :4].view(torch.float8_e4m3fn), torch.ones(len(tx), 1)
+refused("on the kind of rows: rank 0: bfloat16, ranks 1-3: fp8", x=pair if me else half.bfloat16(),
+        topk_idx=ti, num_experts=E)
+refused("rank 1: dispatch: numbers of float32; use int64", x=tx, topk_idx=ti.float() if me == 1 else ti,
+        num_experts=E)
+refused("rank 2: dispatch: numbers of float64; use float32", x=tx, topk_idx=ti, num_experts=E,
+        topk_weights=tw.double() if me == 2 else tw)
+refused("rank 2: dispatch: expert_alignment must be a whole number of at least 1, got 0", x=tx, topk_idx=ti,
+        expert_alignment=0 if me == 2 else 1, num_experts=E)
+lots = torch.zeros(T, H), torch.zeros(T, K, dtype=torch.int64)
+refused(f"rank 0: dispatch: {n * T} rows come to it, it takes num_worst_tokens={n * T - 1};", x=lots[0],
+        topk_idx=lots[1], num_experts=E, num_worst_tokens=n * T - 1)
+*_, handle, _ = buffer.dispatch(lots[0], topk_idx=lots[1], num_experts=E)
+back = torch.zeros(int(handle.recv_from.sum()), H)
+try:
+    buffer.combine(back, handle, bias=torch.zeros(1 if me == 3 else T, H))
+except emulator.errors.UsageError as error:
+    assert f"rank 3: combine: bias must be [{T}, {H}], got [1, {H}]" in str(error), error
+else:
+    raise AssertionError("a bias of another shape was taken")
 assert buffer.dispatch(tx, topk_idx=ti, num_experts=E)[0].shape[0] == padded[4].recv_from.sum()
 buffer.destroy()
 report(now=device.now_ps)
@@ -106,7 +127,7 @@ def packed(x, ids):
 def different(event, ids):
     '''Choices of a token on different experts.'''
     return [np.array([np.random.default_rng([event, r, t]).permutation(E)[:K] for t in range(len(i))])
-            .reshape(-1, K) for r, i in enumerate(ids)]
+            .reshape(-1, K).astype(np.int64) for r, i in enumerate(ids)]
 
 def outputs(rx, counts):
     return torch.from_numpy(np.stack([expert(me * S + s, rx[s].float().numpy()) for s in range(S)]))
@@ -182,8 +203,8 @@ alone, work = timed(False, 0), 50_000_000
 hidden, serial = timed(True, work), timed(False, work)
 assert serial >= work + alone and serial - hidden > alone // 3, (alone, hidden, serial)
 
-def refused(text, x, i, most=T, experts=E):
-    try: buffer.low_latency_dispatch(x, i, most, experts, use_fp8=False)
+def refused(text, x, i, most=T, experts=E, **more):
+    try: buffer.low_latency_dispatch(x, i, most, experts, **{"use_fp8": False, **more})
     except emulator.errors.UsageError as error: assert text in str(error), error
     else: raise AssertionError(text)
 length = T + 1 if me == 1 else 1
@@ -192,6 +213,16 @@ refused(f"rank 1: low_latency_dispatch: {T + 1} tokens, num_max_dispatch_tokens_
 refused("rank 2: low_latency_dispatch: token 0 names expert 1 twice", torch.zeros(1, H),
         torch.tensor([[1, 1, 0] if me == 2 else [1, 2, 3]]))
 nothing = torch.zeros(1, H), torch.full((1, K), -1)
+refused("rank 2: low_latency_dispatch: numbers of float32; use int64", nothing[0],
+        nothing[1].float() if me == 2 else nothing[1])
+refused("rank 1: low_latency_dispatch: use_ue8m0 needs use_fp8 and round_scale", *nothing, use_fp8=True,
+        use_ue8m0=me == 1)
+refused("kind of rows: rank 0: fp8, ranks 1-3: fp8 with powers of two as scales", *nothing, use_fp8=True,
+        round_scale=me > 0)
+rx, counts, h, _, _ = go(a, False)
+try: buffer.low_latency_combine(rx, *map(torch.from_numpy, (a[1][me], a[2][me])), h, use_logfmt=me == 1)
+except emulator.errors.UsageError as error: assert "rank 1: low_latency_combine: there is" in str(error)
+else: raise AssertionError("a log format was taken")
 refused(f"on the capacity: rank 0: {T}, rank 1: {T + 1}", *nothing, most=T + me)
 rx, counts, h, _, _ = buffer.low_latency_dispatch(*nothing, T + 2, E, use_fp8=False)
 assert rx.shape == (S, (T + 2) * n, H) and not counts.any()

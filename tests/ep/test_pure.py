@@ -1,15 +1,23 @@
 """Layouts, byte counts, row kinds and routings against slow loops; seeds are in the parameters."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from collectives.ep import Buffer, ExpertParallel, traffic, wire
 from collectives.ep import layout as lay
-from collectives.ep import traffic, wire
+from collectives.ep.faces import numbers
+from collectives.ep.facts import Limit, check_rows
 from collectives.ep.routing import from_gate, imbalance, routing
 from collectives.moe import EpCosts
 from emulator.errors import UsageError
 
 COSTS = EpCosts(7680, 5, 6, 7, 32)
+NO_MEMORY = SimpleNamespace(
+    device=SimpleNamespace(rank=0, num_ranks=4, topology=SimpleNamespace(dies_per_node=16)), members=range(4)
+)
+"""A group whose device can only be asked who it is."""
 
 
 def draw(seed, tokens=9, topk=4, experts=24):
@@ -182,3 +190,52 @@ def test_bad_sizes_say_what_would_do():
         traffic.check_scheme("mpi")
     with pytest.raises(UsageError, match="uniform, k-hot"):
         routing("normal", 1, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "value", [0, -3, 2.0, True, "4", None], ids=lambda value: f"{type(value).__name__} {value}"
+)
+def test_sizes_are_whole_numbers(value):
+    with pytest.raises(UsageError, match="topk must be a whole number of at least 1, got"):
+        traffic.whole("topk", value)
+    assert traffic.whole("topk", np.int64(4)) == 4 and traffic.whole("rows", 0, 0) == 0
+
+
+@pytest.mark.parametrize("name", ["num_experts", "hidden", "max_tokens", "topk", "micro_batches", "max_rows"])
+@pytest.mark.parametrize("value", [0, -3, 1.5])
+def test_bad_sizes_are_refused_before_the_device_is_asked_for_memory(name, value):
+    """Fails when a size goes to the carving first: a device without memory has none to carve."""
+    sizes = {"num_experts": 8, "hidden": 4, "max_tokens": 2, "topk": 2, name: value}
+    with pytest.raises(UsageError, match=f"expert parallel: {name} must be a whole number of at least 1"):
+        ExpertParallel(NO_MEMORY, **sizes)
+
+
+@pytest.mark.parametrize("planes", [(0, 0, 0), (0, 0, 0, 3), (0, -1, 0, 0), (0, 0.5, 0, 0)])
+def test_bad_planes_are_refused(planes):
+    for make in (lambda: ExpertParallel(NO_MEMORY, 8, 4, 2, 2, planes=planes), lambda: Buffer(planes=planes)):
+        with pytest.raises(UsageError, match="planes: 0, 1 or 2 for each of"):
+            make()
+
+
+def test_bad_kinds_are_refused():
+    for which in ("kind", "back_kind"):
+        with pytest.raises(UsageError, match="rows of kind 'int4'; choose one of"):
+            ExpertParallel(NO_MEMORY, 8, 4, 2, 2, **{which: "int4"})
+    with pytest.raises(UsageError, match="num_nvl_bytes must be a whole number of at least 0, got -1"):
+        Buffer(num_nvl_bytes=-1)
+
+
+def test_who_is_sent_too_much_is_named_by_its_machine_rank():
+    counts = np.array([[1, 5, 0], [2, 5, 9], [1, 0, 1]], np.int32)
+    members = np.array([4, 7, 2])
+    check_rows(counts, members, Limit(10, True, "max_rows"))
+    with pytest.raises(UsageError, match=r"^rank 7: dispatch: 10 rows .* max_rows=9 \(and 1 more") as caught:
+        check_rows(counts, members, Limit(9, True, "max_rows"))
+    assert caught.value.ranks == [7, 2]
+
+
+@pytest.mark.parametrize("value", [np.ones((2, 2)), np.ones((2, 2), np.float32), np.ones((2, 2), np.uint64)])
+def test_nothing_is_rounded_to_whole_numbers(value):
+    with pytest.raises(UsageError, match=f"numbers of {value.dtype}; use int64"):
+        numbers(value)
+    assert numbers(np.ones(2, np.int32)).dtype == np.int64

@@ -44,7 +44,7 @@ KINDS = (
 OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor", "avg")
 NAMES = (
     "full-mesh", "one-shot", "pairwise", "ring", "recursive-doubling", "recursive-halving", "dissemination",
-    "bruck", "direct", "binomial", "two-level",
+    "bruck", "direct", "binomial", "two-level", "one-exchange",
 )  # fmt: skip
 TIMED = 64
 """Added to the number of an algorithm whose exchanges are done by puts, for the sake of a time-out."""

@@ -17,9 +17,9 @@ from collectives.algorithms import ALGORITHMS, Exchange, Flow, Shape, applicable
 from collectives.buffers import Array, dtype_of
 from collectives.groups import Group
 from collectives.movement import as_schedule
-from collectives.select import ENVIRONMENT_KEY, Choice, Link, checked, choose, overrides
+from collectives.select import ENVIRONMENT_KEY, Choice, Link, checked, choose, choose_async, overrides
 from collectives.work import Phase, Plan, Work
-from emulator.engine.api import POD
+from emulator.engine.api import NODE, POD
 from emulator.errors import SizeError, UsageError
 
 Int64 = npt.NDArray[np.int64]
@@ -52,7 +52,7 @@ def begin(group: Group, plan: Plan, how: How, send: Any = None, recv: Any = None
 
 def planned(group: Group, key: Any, make: Callable[[], Plan]) -> Plan:
     """The plan for what `key` says, made once. Raises: what `make` does."""
-    key = key, group.timed
+    key = key, group.timed, group.apart
     plan = group.plans.get(key)
     if plan is None:
         if len(group.plans) >= _MOST_PLANS:
@@ -66,7 +66,8 @@ def key_of(kind: str, how: How, *facts: Any) -> Any:
     if not how:
         return kind, facts
     charge, known = how.get("charge_bytes"), how.keys() <= _KEYWORDS
-    return kind, how.get("algorithm"), type(charge), charge, how.get("dtype"), known, facts
+    apart = bool(how.get("async_op"))
+    return kind, how.get("algorithm"), type(charge), charge, how.get("dtype"), known, apart, facts
 
 
 def is_whole(value: Any) -> bool:
@@ -127,7 +128,8 @@ class Call:
         if wanted is None:
             wanted, why = environment(os.environ.get(ENVIRONMENT_KEY, "")).get(kind), ENVIRONMENT_KEY
         if wanted is None:
-            wanted, why = _chosen(kind, nbytes, nodes_of(group), link_of(group))
+            apart = group.apart or bool(self.how.get("async_op"))
+            wanted, why = _chosen(kind, nbytes, nodes_of(group), link_of(group), apart)
         name = checked(kind, wanted)
         if not applicable(kind, name, nodes_of(group)):
             raise UsageError(
@@ -140,7 +142,7 @@ class Call:
     def flows(self, name: str, sizes: int | Int64 = 0, root: int = 0) -> list[Flow]:
         """The algorithm's flows for this rank."""
         group = self.group
-        shape = Shape(group.size, group.rank, sizes, root, nodes_of(group))
+        shape = Shape(group.size, group.rank, sizes, root, nodes_of(group), hop_of(group))
         flows = ALGORITHMS[self.kind][name](shape)
         if not group.timed:
             return flows
@@ -219,9 +221,15 @@ def link_of(group: Group) -> Link:
     return Link(config.put_latency_ps[POD], config.write_bytes_per_s[POD])
 
 
+def hop_of(group: Group) -> int:
+    """Latency to another rank, the farthest, ps."""
+    config, apart = group.device.engine.config, len(set(nodes_of(group))) > 1
+    return int(config.put_latency_ps[POD if apart else NODE])
+
+
 @lru_cache(maxsize=4096)
-def _chosen(kind: str, nbytes: int, nodes: tuple[int, ...], link: Link) -> Choice:
-    return choose(kind, nbytes, nodes, link)
+def _chosen(kind: str, nbytes: int, nodes: tuple[int, ...], link: Link, apart: bool) -> Choice:
+    return (choose_async if apart else choose)(kind, nbytes, nodes, link)
 
 
 @lru_cache(maxsize=64)

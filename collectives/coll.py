@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from collectives import rooted
-from collectives.algorithms import WHOLE
+from collectives.algorithms import ONE_EXCHANGE, WHOLE
 from collectives.buffers import (
     Array,
     check_count,
@@ -160,7 +160,8 @@ def all_reduce(group: Group, send: Array, recv: Array, op: str = "sum", **how: U
         checked_op(op, call.dtype, call.kind)
         check_count(call.kind, "recv", recv, send.size, "as send")
         name = call.choose(call.priced(send.nbytes))
-        phases = (_whole if name in WHOLE else _in_blocks)(call, name, send, op)
+        way = _whole if name in WHOLE else _together if name == ONE_EXCHANGE else _in_blocks
+        phases = way(call, name, send, op)
         return call.plan(name, phases, length=send.size, op=op)
 
     key = key_of("all_reduce", how, op, *facts(send, "all_reduce"), *facts(recv, "all_reduce"))
@@ -197,6 +198,21 @@ def _in_blocks(call: Call, name: str, send: Array, op: str) -> list[Phase]:
 
     publish = Phase(first, lambda work: parts.publish(work.number, raw_of(work.send)))
     return [publish, Phase(second, add_up, after)]
+
+
+def _together(call: Call, name: str, send: Array, op: str) -> list[Phase]:
+    """Blocks as `_in_blocks`, but whoever needs a block first adds it up: nobody waits for its owner."""
+    group, kind, dtype, nbytes = call.group, send.dtype, call.dtype, send.nbytes
+    unit = -(-send.size // group.size) * send.itemsize
+    sums = group.store.sums(unit)
+    priced = unit if call.charge is None else -(-call.charge // group.size)
+
+    def after(work: Work) -> None:
+        if nbytes:
+            fill_short(work.recv, sums.all(work.number, lambda rows: fold(rows.view(kind), op, dtype)))
+
+    [flow] = call.flows(name, priced)
+    return [Phase(flow, lambda work: sums.publish(work.number, raw_of(work.send)), after)]
 
 
 def all_gather_v(

@@ -81,7 +81,9 @@ class Space:
         self.free = self.unused = (1 << self.slots) - 1
         self.counted = np.zeros(self.slots * 2 * self.words, np.int64)
         """Signals each word has had so far."""
-        self.made: dict[tuple[int, ...], int] = {}
+        self.made: dict[tuple[tuple[int, ...], str | None], int] = {}
+        self.busy: dict[Group, None] = {}
+        """Groups with asynchronous collectives that are not complete."""
         self.world = Group(self, tuple(range(device.num_ranks)), "world")
         self.world.take(0)
 
@@ -105,14 +107,17 @@ class Group:
         timeout_ps: longest a collective may take in virtual time, None for ever; alike on all members. Below
             `TIMED_PS` exchanges are done by puts, which end at the instant; longer ones are noticed when the
             exchange ends.
+        apart: choose algorithms as for asynchronous calls for all calls, so that ranks may make a call in
+            either way; alike on all members.
         log: the last choices of algorithms, (operation, bytes, algorithm, reason).
     """
 
-    def __init__(self, space: Space, members: tuple[int, ...], name: str) -> None:
+    def __init__(self, space: Space, members: tuple[int, ...], name: str, serial: int = 0) -> None:
         self.space, self.device = space, space.device
         self.members, self.name = members, name
         self.rank, self.size = members.index(space.device.rank), len(members)
         self.timeout_ps: int | None = None
+        self.apart = False
         self.log: deque[tuple[str, int, str, str]] = deque(maxlen=_LOG)
         self.places = np.array(members, np.int32)
         self.nodes: tuple[int, ...] | None = None
@@ -122,7 +127,7 @@ class Group:
         self.open: deque[Work] = deque()
         self._slot = -1
         self._splits = 0
-        self._serial = space.made.get(members, 0)
+        self._serial = serial
         self.comm: Communicator | None = None
         self.exchange_tags: ExchangeTags = exchange_of(space.device)
         self._store: SharedStore | None = None
@@ -138,7 +143,8 @@ class Group:
 
         Args:
             members: ranks of the machine, in the order of their numbers in the group.
-            name: for messages; by default made of the list.
+            name: for messages; by default made of the list. Groups of one list are told apart by their
+                names, and those of one name by the order of making.
 
         Raises:
             SizeError: no members, one twice, one that does not exist, or this rank is none of them.
@@ -154,8 +160,9 @@ class Group:
             text = f"group: rank {device.rank} is none of {list(chosen)[:20]}; only members make a group"
         if text is not None:
             raise misuse(SizeError, text, rank=device.rank, now_ps=device.now_ps, value=chosen)
-        serial = space.made[chosen] = space.made.get(chosen, 0) + 1
-        return cls(space, chosen, name or f"{zlib.crc32(repr(chosen).encode()):08x}.{serial}")
+        serial = space.made[chosen, name] = space.made.get((chosen, name), 0) + 1
+        called = name or f"{zlib.crc32(repr(chosen).encode()):08x}.{serial}"
+        return cls(space, chosen, called, serial)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """Make groups of the members that give the same color (collective over this group).
@@ -222,7 +229,7 @@ class Group:
 
     def _opened(self) -> SharedStore:
         job = int(self.device.board.header[Board.HEADER_JOB])
-        key = f"{zlib.crc32(repr(self.members).encode()):08x}-{self._serial}"
+        key = f"{zlib.crc32(repr((self.members, self.name)).encode()):08x}-{self._serial}"
         folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
         path = f"{folder}/superpod-{job:016x}-group-{key}-{self._slot}"
         if self.device.transport.kind == "shared":

@@ -8,6 +8,7 @@ Each is one wake-up. Groups beyond the channels there are do an exchange by puts
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ import numpy as np
 from collectives.algorithms import Exchange, Flow, Schedule, Shape
 from collectives.algorithms.steps import fan_out
 from collectives.groups import Group
-from emulator.engine.api import TIMEOUT
+from emulator.engine.api import GE, TIMEOUT
 from emulator.engine.posts import K_PUT, new_posts
-from emulator.engine.schedules import Sends, Steps
+from emulator.engine.schedules import STEP_DTYPE, Sends, Steps
 
 
 class TooLate(Exception):
@@ -33,9 +34,12 @@ class Here(NamedTuple):
     until_ps: int | None
 
 
-def post(group: Group, flow: Flow, tag: int) -> None:
-    """Start a flow without blocking, as far as that goes: an exchange leaves, of a schedule nothing."""
+def post(group: Group, call: int, flow: Flow, tag: int) -> None:
+    """Start a flow without blocking: an exchange leaves, of a schedule what comes before its first wait."""
     if not isinstance(flow, Exchange) or group.channel is None:
+        schedule = as_schedule(group, flow, 0) if isinstance(flow, Exchange) else flow
+        steps, sends = bound(group, call, schedule)
+        group.device.schedule(*before_wait(steps, sends))
         return
     sizes = flow.record_bytes
     if isinstance(sizes, int):
@@ -58,21 +62,31 @@ def wait(here: Here, flow: Flow, tag: int, posted: bool) -> int | None:
     group, _, phase, until_ps = here
     channel = group.channel
     if channel is None or not isinstance(flow, Exchange):
-        _pass_schedule(here, as_schedule(group, flow, phase) if isinstance(flow, Exchange) else flow)
+        schedule = as_schedule(group, flow, phase) if isinstance(flow, Exchange) else flow
+        if posted:
+            _pass_schedule(here, schedule, from_wait)
+        else:
+            _pass_schedule(here, schedule)
         return None
     device, sizes = group.device, flow.record_bytes
     if posted:
-        total = int(device.exchange_wait(channel).tags.sum())
+        result = device.exchange_wait(channel)
+        total, end_ps = int(result.tags.sum()), result.records_ps
     else:
         total = group.exchange_tags(channel, sizes, tag)
+        end_ps = device.now_ps
+    if end_ps + flow.tail_ps > device.now_ps:
+        device.compute(end_ps + flow.tail_ps - device.now_ps)
     if until_ps is not None and device.now_ps > until_ps:
         raise TooLate
     return total
 
 
-def _pass_schedule(here: Here, schedule: Schedule) -> None:
+def _pass_schedule(here: Here, schedule: Schedule, part: Callable[[Steps], Steps] | None = None) -> None:
     group = here.group
     steps, sends = bound(group, here.call, schedule)
+    if part is not None:
+        steps = part(steps)
     left = None if here.until_ps is None else max(0, here.until_ps - group.device.now_ps)
     if group.device.schedule(steps, sends, timeout_ps=left) < len(steps):
         raise TooLate
@@ -83,7 +97,37 @@ def as_schedule(group: Group, flow: Exchange, phase: int) -> Schedule:
     """An exchange as a schedule: a put to each, me + 1 first and me last, then wait for all."""
     order = (np.arange(1, group.size + 1) + group.rank) % group.size
     sizes = np.broadcast_to(np.asarray(flow.record_bytes, np.int64), group.size)
-    return fan_out(order, sizes[order], phase * Shape(group.size, group.rank).half, group.size)
+    out = fan_out(order, sizes[order], phase * Shape(group.size, group.rank).half, group.size)
+    if not flow.tail_ps:
+        return out
+    tail = np.array([(flow.tail_ps, 0, group.size, 0, -1, GE)], STEP_DTYPE)
+    return out._replace(steps=np.concatenate([out.steps, tail]))
+
+
+def before_wait(steps: Steps, sends: Sends) -> tuple[Steps, Sends]:
+    """The part of a schedule up to its first wait, or to the first time that passes."""
+    stop = _first_stop(steps)
+    head = steps[: stop + 1].copy()
+    if len(head) > stop:
+        head["word"][stop] = -1
+        if head["compute_ps"][stop]:
+            head = head[:stop]
+    used = int((head["first"] + head["count"]).max(initial=0))
+    return head, sends[:used]
+
+
+def from_wait(steps: Steps) -> Steps:
+    """The rest of it."""
+    stop = _first_stop(steps)
+    rest = steps[stop:].copy()
+    if len(rest) and not rest["compute_ps"][0]:
+        rest["count"][0] = 0
+    return rest
+
+
+def _first_stop(steps: Steps) -> int:
+    stops = np.flatnonzero((steps["word"] >= 0) | (steps["compute_ps"] > 0))
+    return int(stops[0]) if stops.size else len(steps)
 
 
 def bound(group: Group, call: int, schedule: Schedule) -> tuple[Steps, Sends]:

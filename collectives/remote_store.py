@@ -53,6 +53,8 @@ class RemoteStore(SharedStore):
             many bytes they may have. members: ranks of the machine.
     """
 
+    common = False
+
     def __init__(
         self, path: str, members: Sequence[int], rank: int, transport: Transport, base: int, room: int
     ) -> None:

@@ -12,6 +12,7 @@ Pure.
 | two-level          | 2 L + (p - 1) q b G + (q - 1) b G | all_reduce: twice; all_to_all: + (p q + p q) b G |
 | direct             | 2 L + (n - 1) s G         | rooted; s: bytes to one child                            |
 | binomial           | 2 R L + R s G             | scatter, gather: 2 R L + (n - 1) b G                     |
+| one-exchange       | 2 L + 2 m G               | scatter, gather: L + (n - 1) b G; for asynchronous calls |
 
 Full mesh has no hot spot on this fabric and is nearly always least; ties go to the first. The estimates leave
 out what ranks wait for each other. `SUPERPOD_COLL_ALGORITHM="all_reduce:ring,barrier:dissemination"`
@@ -25,7 +26,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from collectives.algorithms import ALGORITHMS, applicable
+from collectives.algorithms import ALGORITHMS, ONE_EXCHANGE, applicable
 from emulator.errors import UsageError
 
 ENVIRONMENT_KEY = "SUPERPOD_COLL_ALGORITHM"
@@ -61,11 +62,22 @@ def choose(kind: str, nbytes: int, nodes: tuple[int, ...], link: Link) -> Choice
     times = {
         name: estimate_ps(kind, name, nbytes, nodes, link)
         for name in ALGORITHMS[kind]
-        if applicable(kind, name, nodes)
+        if applicable(kind, name, nodes) and name != ONE_EXCHANGE
     }
     best = min(times, key=lambda name: times[name])
     rest = ", ".join(f"{name} {ps / 1e6:.2f}" for name, ps in sorted(times.items(), key=lambda pair: pair[1]))
     return Choice(best, f"estimates in us: {rest}")
+
+
+def choose_async(kind: str, nbytes: int, nodes: tuple[int, ...], link: Link) -> Choice:
+    """The same for an asynchronous call: all that others need of a rank leaves at its start, so ranks may
+    wait for such calls in any order."""
+    why = "asynchronous: all that others need leaves at the call"
+    if ONE_EXCHANGE not in ALGORITHMS[kind]:
+        return Choice("full-mesh", why)
+    if kind == "all_reduce" and choose(kind, nbytes, nodes, link).name == "one-shot":
+        return Choice("one-shot", why)
+    return Choice(ONE_EXCHANGE, why)
 
 
 def estimate_ps(kind: str, name: str, nbytes: int, nodes: tuple[int, ...], link: Link) -> float:
@@ -86,10 +98,12 @@ def estimate_ps(kind: str, name: str, nbytes: int, nodes: tuple[int, ...], link:
             "direct": time(2, (n - 1) * nbytes),
             "binomial": time(2 * rounds, rounds * nbytes),
             "two-level": time(4, (p + q - 2) * nbytes),
+            ONE_EXCHANGE: time(2, 2 * nbytes),
         }[name]
     if kind in ("scatter", "gather"):
-        turns = {"direct": 2, "binomial": 2 * rounds, "two-level": 4}
-        return time(turns[name], (n - 1) * nbytes * (1 if name == "direct" else 1.5))
+        turns = {"direct": 2, "binomial": 2 * rounds, "two-level": 4, ONE_EXCHANGE: 1}
+        flat = name in ("direct", ONE_EXCHANGE)
+        return time(turns[name], (n - 1) * nbytes * (1 if flat else 1.5))
     if kind == "all_reduce":
         block = nbytes / n
         whole = {"one-shot": time(1, n * nbytes), "recursive-doubling": time(rounds, rounds * nbytes)}
@@ -109,6 +123,7 @@ def _share(
     """One pass in which each rank gives a block to all, or takes one of all."""
     return {
         "full-mesh": time(1, n * block),
+        ONE_EXCHANGE: time(1, n * block),
         "ring": time(n - 1, (n - 1) * block),
         "bruck": time(rounds, (n - 1) * block),
         "recursive-doubling": time(rounds, (n - 1) * block),

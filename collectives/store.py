@@ -26,6 +26,7 @@ import numpy as np
 
 from collectives.agreement import FIELDS
 from collectives.pieces import Bytes, Int64, take_pieces
+from collectives.sums import Sums
 from emulator.errors import SizeError, UsageError
 
 CHUNK = 1 << 16
@@ -126,7 +127,12 @@ class SharedStore:
     Args:
         path: of its file; the same on all ranks and no other group's.
         size: ranks. rank: mine.
+
+    Attributes:
+        common: whether a rank may write where another publishes.
     """
+
+    common = True
 
     def __init__(self, path: str, size: int, rank: int) -> None:
         self._path, self.size, self.rank = path, size, rank
@@ -178,6 +184,10 @@ class SharedStore:
     def units(self, unit: int, count: int, after: Units | None = None) -> Units:
         """Room for `count` equal units of each rank, behind those of `after`."""
         return Units(self, unit, count, after.end if after is not None else 0)
+
+    def sums(self, unit: int) -> Sums:
+        """Room for a vector of each rank in `size` blocks of `unit` bytes, and for their sums."""
+        return Sums(self, unit)
 
     def publish_raw(self, call: int, pieces: Sequence[tuple[int, Bytes]]) -> None:
         """Publish pieces at places of my own, (byte offset, uint8 contiguous) each. Raises: SizeError."""

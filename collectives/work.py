@@ -2,8 +2,10 @@
 
     phase    before: publish bytes    flow: virtual time    after: take bytes
 
-The first phase of an asynchronous collective leaves at the call if nothing of the group is open; the rest
-passes at `wait`. Collectives of a group pass in the order they were called.
+The first phase of an asynchronous collective leaves at the call if nothing of the group is open, else when
+the one before it is complete; the rest passes at `wait`. Collectives of a group pass in the order they were
+called. Where nothing is asked for, asynchronous calls take algorithms of one phase, in which nobody needs a
+rank between its start and its end: ranks may wait for those of several groups in any order.
 """
 
 from __future__ import annotations
@@ -112,10 +114,9 @@ class Work:
     def start(self) -> None:
         """Let the first phase leave, without blocking, if nothing of the group is before it."""
         self.group.open.append(self)
+        self.group.space.busy[self.group] = None
         if self.group.open[0] is self:
-            self._enter()
-            movement.post(self.group, self.plan.phases[0].flow, self._tag())
-            self._posted = True
+            self._leave()
 
     def run(self) -> None:
         """Call and complete it, after what is open of the group. Raises: as `wait`."""
@@ -148,6 +149,11 @@ class Work:
 
     # --- parts ------------------------------------------------------------------------------------------
 
+    def _leave(self) -> None:
+        self._enter()
+        movement.post(self.group, self.number, self.plan.phases[0].flow, self._tag())
+        self._posted = True
+
     def _enter(self) -> None:
         before = self.plan.phases[0].before
         if before is not None:
@@ -169,6 +175,10 @@ class Work:
         finally:
             self.end_ps = self.group.device.now_ps
             self.group.open.popleft()
+            if not self.group.open:
+                self.group.space.busy.pop(self.group, None)
+            if self.group.open and self._error is None:
+                self.group.open[0]._leave()
 
     def _pass_all(self) -> None:
         group, balance = self.group, self.plan.descriptor.balance
@@ -224,8 +234,23 @@ class Work:
         unlike = differences(table[here], np.array(group.members)[here].tolist())
         if unlike is None and missing:
             unlike = f"{ranges(missing)} never entered it; {error.message}"
+        if unlike is None:
+            unlike = self._held_up(error)
         if unlike is not None:
             raise mismatch(group.name, self.descriptor, unlike) from error
+
+    def _held_up(self, error: DeadlockError) -> str | None:
+        """What this rank has begun in other groups, which may be what the others wait for."""
+        others = [group.open[0] for group in self.group.space.busy if group.open and group is not self.group]
+        if not others:
+            return None
+        return "this rank waits for it while it has begun " + "; ".join(
+            f"collective {work.number} of group {work.group.name} ({work.descriptor.words})"
+            for work in others[:4]
+        ) + (
+            ", which move only while their own group is waited for; wait in one order on all ranks, or leave "
+            f"the algorithm of asynchronous calls to the selector; {error.message}"
+        )  # fmt: skip
 
     def late(self) -> CollectiveTimeoutError:
         """The error of a collective that took too long, with who had not entered."""

@@ -15,10 +15,18 @@ from collections.abc import Callable
 from collectives.algorithms import doubling, levels, mesh, ring, trees
 from collectives.algorithms.steps import Exchange, Flow, Schedule, Shape
 
-__all__ = ["ALGORITHMS", "WHOLE", "Exchange", "Flow", "Schedule", "Shape", "applicable"]
+__all__ = ["ALGORITHMS", "ONE_EXCHANGE", "WHOLE", "Exchange", "Flow", "Schedule", "Shape", "applicable"]
 
 Algorithm = Callable[[Shape], list[Flow]]
 _TREES = {"direct": trees.direct, "binomial": trees.binomial, "two-level": trees.two_level}
+ONE_EXCHANGE = "one-exchange"
+"""Name of the algorithms that asynchronous calls take where another needs a rank between start and end."""
+
+
+def _rooted(kind: Callable[[trees.Tree], Algorithm]) -> dict[str, Algorithm]:
+    return {name: kind(tree) for name, tree in _TREES.items()}
+
+
 _GATHERS: dict[str, Algorithm] = {
     "full-mesh": mesh.own_block,
     "ring": ring.all_gather,
@@ -54,13 +62,14 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "recursive-doubling": doubling.all_reduce,
         "recursive-halving": doubling.halving_doubling,
         "two-level": levels.all_reduce,
+        ONE_EXCHANGE: mesh.fused,
     },
-    "broadcast": {name: trees.broadcast(tree) for name, tree in _TREES.items()},
-    "reduce": {name: trees.reduce(tree) for name, tree in _TREES.items()},
-    "scatter": {name: trees.scatter(tree) for name, tree in _TREES.items()},
-    "scatter_v": {name: trees.scatter(tree) for name, tree in _TREES.items()},
-    "gather": {name: trees.gather(tree) for name, tree in _TREES.items()},
-    "gather_v": {name: trees.gather(tree) for name, tree in _TREES.items()},
+    "broadcast": {**_rooted(trees.broadcast), ONE_EXCHANGE: mesh.fused_broadcast},
+    "reduce": {**_rooted(trees.reduce), ONE_EXCHANGE: mesh.fused_reduce},
+    "scatter": {**_rooted(trees.scatter), ONE_EXCHANGE: mesh.from_root},
+    "scatter_v": {**_rooted(trees.scatter), ONE_EXCHANGE: mesh.from_root},
+    "gather": {**_rooted(trees.gather), ONE_EXCHANGE: mesh.to_root},
+    "gather_v": {**_rooted(trees.gather), ONE_EXCHANGE: mesh.to_root},
 }
 """Operation -> name -> algorithm."""
 _LEVELLED = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")

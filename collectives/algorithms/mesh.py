@@ -3,6 +3,7 @@
     exchange    all operations in which every rank has something for every rank; one operation of the engine
     one-shot    all-reduce of little: everybody sends its whole vector
     pairwise    all-to-all in size - 1 steps, to me + 1, me + 2, …, each after as many arrivals
+    one-exchange  all-reduce and rooted operations in one exchange: all that others need of me leaves at once
 
 Everybody waits for everybody's record, also where it is empty.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.algorithms.steps import RECORD_BYTES, Exchange, Flow, Schedule, Shape
+from collectives.algorithms.steps import RECORD_BYTES, SIGNAL_BYTES, Exchange, Flow, Schedule, Shape
 from emulator.engine.api import ADD, GE
 from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 
@@ -34,6 +35,53 @@ def block_of_target(shape: Shape) -> list[Flow]:
 def two_shot(shape: Shape) -> list[Flow]:
     """all_reduce: blocks to their owners, then the owners' sums to everyone."""
     return [Exchange(shape.one_size()), Exchange(shape.one_size())]
+
+
+def fused(shape: Shape) -> list[Flow]:
+    """all_reduce: as much as `two_shot`, the sums right behind the blocks; the time of its second hop is
+    spent by each rank alone."""
+    return [Exchange(2 * shape.one_size(), shape.hop_ps if shape.size > 1 else 0)]
+
+
+def fused_broadcast(shape: Shape) -> list[Flow]:
+    """broadcast: blocks of the root to all, and of them to the others, right behind."""
+    block, sizes = -(-shape.one_size() // shape.size), np.zeros(shape.size, np.int64)
+    sizes[:] = 2 * block if shape.rank == shape.root else block
+    if shape.rank != shape.root:
+        sizes[shape.root] = SIGNAL_BYTES
+    sizes[shape.rank] = 0
+    return [Exchange(sizes, shape.hop_ps if shape.size > 1 else 0)]
+
+
+def fused_reduce(shape: Shape) -> list[Flow]:
+    """reduce: blocks to their owners, the owners' sums right behind them to the root."""
+    block, sizes = -(-shape.one_size() // shape.size), np.zeros(shape.size, np.int64)
+    sizes[:] = block
+    sizes[shape.root] = 2 * block
+    sizes[shape.rank] = 0
+    return [Exchange(sizes, shape.hop_ps if shape.size > 1 else 0)]
+
+
+def from_root(shape: Shape) -> list[Flow]:
+    """scatter(_v): the root's blocks; a signal of each to the root, nothing among the others."""
+    sizes = np.zeros(shape.size, np.int64)
+    if shape.rank == shape.root:
+        sizes[:] = shape.all_sizes()
+        sizes[shape.root] = 0
+    else:
+        sizes[shape.root] = SIGNAL_BYTES
+    return [Exchange(sizes)]
+
+
+def to_root(shape: Shape) -> list[Flow]:
+    """gather(_v): my block to the root; a signal of the root to each."""
+    sizes = np.zeros(shape.size, np.int64)
+    if shape.rank == shape.root:
+        sizes[:] = SIGNAL_BYTES
+        sizes[shape.root] = 0
+    else:
+        sizes[shape.root] = shape.all_sizes()[shape.rank]
+    return [Exchange(sizes)]
 
 
 def pairwise(shape: Shape) -> list[Flow]:

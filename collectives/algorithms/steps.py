@@ -36,9 +36,13 @@ class Schedule(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One n-to-n exchange of records: bytes for each rank of the group, alike or int64 [g]."""
+    """One n-to-n exchange of records: bytes for each rank of the group, alike or int64 [g].
+
+    tail_ps: computed by each rank after its last record is there (which has the price of a call, too).
+    """
 
     record_bytes: int | Int64
+    tail_ps: int = 0
 
 
 Flow = Exchange | Schedule
@@ -49,6 +53,7 @@ class Shape(NamedTuple):
 
     size, rank: of the group. sizes: priced bytes, of every block alike or int64 [g]; which block that is says
     the operation (see `collectives.algorithms`). root: of rooted operations. nodes: node of each rank.
+    hop_ps: latency to the farthest.
     """
 
     size: int
@@ -56,6 +61,7 @@ class Shape(NamedTuple):
     sizes: int | Int64 = 0
     root: int = 0
     nodes: tuple[int, ...] = ()
+    hop_ps: int = 0
 
     @property
     def half(self) -> int:

@@ -7,6 +7,7 @@ from collectives.algorithms import ALGORITHMS, Exchange, Shape, applicable
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 12, 16, 33]
 ROOTED = ("broadcast", "reduce", "scatter", "scatter_v", "gather", "gather_v")
+TREES = ("direct", "binomial", "two-level")
 CASES = [(kind, name) for kind, names in ALGORITHMS.items() for name in names]
 
 
@@ -99,7 +100,8 @@ def moved(kind, name, size, nodes=()):
         total = []
         for flow in ALGORITHMS[kind][name](Shape(size, rank, 100, 0, nodes)):
             if isinstance(flow, Exchange):
-                total.append(flow.record_bytes * (size - 1))
+                sizes = np.broadcast_to(flow.record_bytes, size)
+                total.append(int(sizes.sum() - sizes[rank]))
             else:
                 total.append(int(flow.sends["nbytes"][flow.sends["peer"] != rank].sum()))
         out.append(total)
@@ -108,9 +110,16 @@ def moved(kind, name, size, nodes=()):
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_bytes_are_the_textbook_ones(size):
-    log = size.bit_length() - 1
+    log, block = size.bit_length() - 1, -(-100 // size)
     assert moved("all_reduce", "ring", size) == [[(size - 1) * 100] * 2] * size
     assert moved("all_reduce", "full-mesh", size) == [[(size - 1) * 100] * 2] * size
+    assert moved("all_reduce", "one-exchange", size) == [[(size - 1) * 200]] * size
+    assert moved("broadcast", "one-exchange", size) == [[(size - 1) * 2 * block]] + [
+        [(size - 2) * block + 8]
+    ] * (size - 1)
+    assert moved("reduce", "one-exchange", size) == [[(size - 1) * block]] + [[size * block]] * (size - 1)
+    assert moved("scatter", "one-exchange", size) == [[(size - 1) * 100]] + [[8]] * (size - 1)
+    assert moved("gather", "one-exchange", size) == [[(size - 1) * 8]] + [[100]] * (size - 1)
     assert moved("all_reduce", "recursive-halving", size) == [[(size - 1) * 100] * 2] * size
     assert moved("all_reduce", "recursive-doubling", size) == [[log * 100]] * size
     assert moved("all_gather", "bruck", size) == [[(size - 1) * 100]] * size
@@ -127,7 +136,7 @@ def test_bytes_are_the_textbook_ones(size):
 @pytest.mark.parametrize("size", [1, 3, 5, 6, 8, 13])
 def test_a_tree_has_everybody_once(size):
     for kind, down in (("broadcast", True), ("gather", False)):
-        for name in ALGORITHMS[kind]:
+        for name in TREES:
             data = [0] * size
             for rank in range(size):
                 [flow] = ALGORITHMS[kind][name](Shape(size, rank, 100, 1 % size, nodes_for(size)))
@@ -141,7 +150,7 @@ def test_a_tree_has_everybody_once(size):
 
 @pytest.mark.parametrize("kind", ["scatter", "gather"])
 def test_a_tree_moves_each_block_once_into_or_out_of_the_root(kind):
-    for name in ALGORITHMS[kind]:
+    for name in TREES:
         flows = [ALGORITHMS[kind][name](Shape(12, r, 100, 5, nodes_for(12)))[0] for r in range(12)]
         if kind == "scatter":
             assert flows[5].sends["nbytes"][flows[5].sends["nbytes"] >= 100].sum() == 1100

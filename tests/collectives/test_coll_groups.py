@@ -42,6 +42,55 @@ for (k, turn), out in outs.items():
     assert (out == sum(r + turn for r in lists[k])).all()
 first = works[0]
 assert first.end_ps - first.start_ps >= 50_000_000 and first.algorithm == "one-shot"
+# of several groups, waited for in another order by each rank, with blocking calls between
+# mutation: asynchronous calls choose as blocking ones do; ranks then wait for each other's second phase
+pair = [Group.of(device, range(n)), Group.of(device, range(n)[::-1])]
+twice = [Group.of(device, range(n), name=name) for name in ("ab" if me % 2 else "ba")]
+twice.sort(key=lambda group: group.name)                           # told apart by their names
+rows = np.random.default_rng(5).random((n, 997)).astype(np.float32)
+for size, name in ((5, "one-shot"), (997, "one-exchange"), (1 << 18, "one-exchange")):
+    many = np.resize(rows, (n, size))
+    want, back = many[0].copy(), many[n - 1].copy()
+    for r in range(1, n):
+        want += many[r]
+        back += many[n - 1 - r]
+    for limit in (None, 10**11):                                       # exchanges, puts
+        for group in pair:
+            group.timeout_ps = limit
+        outs = [np.zeros(size, np.float32) for _ in range(4)]
+        hers, block = many[me].copy(), np.zeros(size, np.float32)
+        begun = [coll.all_reduce(group, many[me], out, async_op=True) for group, out in zip(pair, outs)]
+        if me == 0:
+            coll.barrier(twice[0])
+            coll.barrier(twice[1])
+        for at in (0, 1) if me % 2 else (1, 0):
+            begun[at].wait()
+        assert np.array_equal(outs[0], want) and np.array_equal(outs[1], back)
+        assert begun[0].algorithm == name or size == 997, begun[0].algorithm
+        if me:
+            coll.barrier(twice[0])
+            coll.barrier(twice[1])
+        given = many if me == 2 else None
+        begun = [
+            coll.broadcast(pair[0], hers, 1, async_op=True),
+            coll.scatter(pair[1], given, block, n - 3, async_op=True),
+            coll.reduce(twice[0], many[me], outs[2], root=1, async_op=True),
+        ]
+        for at in np.roll(range(3), me):
+            begun[at].wait()
+        assert np.array_equal(hers, many[1]) and np.array_equal(block, many[n - 1 - me])
+        assert me != 1 or np.array_equal(outs[2], want)
+        every = np.zeros((n, size), np.float32)
+        begun = [
+            coll.gather(pair[0], many[me], every, 1, async_op=True),
+            coll.barrier(pair[1], async_op=True),
+        ]
+        for at in np.roll(range(2), me):
+            begun[at].wait()
+        assert me != 1 or np.array_equal(every, many)
+for group in (*pair, *twice):
+    group.timeout_ps = None
+    group.free()
 row = world.split(me % 2, -me)
 assert row.members == tuple(sorted((r for r in range(n) if r % 2 == me % 2), reverse=True))
 assert world.split(None if me else 0) is None or me == 0

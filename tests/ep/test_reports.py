@@ -113,10 +113,38 @@ report(now=device.now_ps)
 
 def test_what_one_rank_does_wrong_is_an_error_on_all_and_the_next_call_works():
     """DeepEP 165 (assert on the rank that overflows, hang of the others), vllm-ascend PR 710 (capacities
-    that differ). Mutations that fail: raise at the call instead of in the exchange's tag; look at the rows of
-    my own rank alone in `check_rows` (the others go on); leave the kinds out of `facts` (int8 rows are then
-    read as fp8: 3.0 came as 0.84 and 10.58)."""
+    that differ). Mutation that fails: raise at the call instead of in the exchange's tag."""
     run_ranks(3, WRONG, managed_bytes=16 << 20)
+
+
+@pytest.mark.parametrize(
+    "broken, text",
+    [
+        ("moves.check_rows = lambda *a: None", "nothing was raised: rank 2: dispatch: 41 rows"),
+        (
+            "all_of = moves.check_rows\n"
+            "moves.check_rows = lambda rows, *a: all_of(rows * (np.arange(n) == me), *a)",
+            "nothing was raised: rank 2: dispatch: 41 rows",
+        ),
+        (
+            "facts = scheme.facts\nscheme.facts = lambda *a, kind, back_kind, max_rows: "
+            "facts(*a, max_rows=max_rows)",
+            "nothing was raised: kind of rows",
+        ),
+        (
+            "facts = scheme.facts\nscheme.facts = lambda *a, kind, back_kind, max_rows: "
+            "facts(*a, kind=kind, back_kind=back_kind)",
+            "nothing was raised: most rows",
+        ),
+    ],
+    ids=["rows are not counted", "each counts its own rows", "kinds not compared", "limits not compared"],
+)
+def test_builds_that_take_too_many_rows_or_other_kinds_are_found(broken, text):
+    """Without the kinds in the facts int8 rows are read as fp8: 3.0 came as 0.84 and 10.58, and no error."""
+    begin = "from collectives.agreement"
+    program = WRONG.replace(begin, f"from collectives.ep import moves, scheme\n{broken}\n{begin}", 1)
+    ran = run_ranks(3, program, check=False, managed_bytes=16 << 20)
+    assert ran.code and text in ran.stderr, ran.stderr
 
 
 ORDER = (

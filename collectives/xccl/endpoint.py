@@ -16,14 +16,14 @@ Source: arXiv 2508.02520v6 section 3.1. Prices: `p2p.toml`.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy.typing as npt
 
 from collectives.xccl.areas import Areas
 from collectives.xccl.transfer import Receive, Send, Transfer
 from emulator.engine.api import TIMEOUT
-from emulator.errors import DeadlockError, SizeError, UsageError
+from emulator.errors import DeadlockError, RankLostError, SizeError, SuperpodError, UsageError
 from emulator.profile import nearest
 
 ENGINES = ("mte", "dma", "urma")
@@ -37,6 +37,7 @@ class Xccl(Areas):
         super().__init__(*arguments, **options)
         self._queued: list[Transfer] = []
         self._active: list[Transfer] = []
+        self._dead: set[int] = set()
 
     # --- calls ------------------------------------------------------------------------------------------
 
@@ -64,9 +65,11 @@ class Xccl(Areas):
         Completion: `src` may be reused, the receiver has the bytes.
 
         Raises: UsageError and its kinds: bad arguments, before any time passes. SizeError, on both ends: they
-            disagree on bytes or cores (the pair is of no use afterwards). DeadlockError: nobody can end it.
-            RankLostError: `dst` is dead.
+            disagree on bytes or cores; nothing is copied, and the pair goes on with its next transfer.
+            DeadlockError: nobody can end it; one of which nothing has moved is withdrawn, others stay under
+            way. RankLostError: `dst` is dead. UsageError: to myself, and no receive of mine is under way.
         """
+        self._not_alone("send", dst, event_id, timeout_ps)
         transfer = self.send_async(src, event_id, dst, n_aiv, engine=engine, charge_bytes=charge_bytes)
         self.wait(transfer, timeout_ps)
         return transfer
@@ -85,6 +88,7 @@ class Xccl(Areas):
         Arguments and errors as `send`. Completion: the bytes are in `dst`. Until then it holds at most what
         records have announced.
         """
+        self._not_alone("receive", src, event_id, timeout_ps)
         transfer = self.receive_async(dst, event_id, src, n_aiv)
         self.wait(transfer, timeout_ps)
         return transfer
@@ -129,11 +133,21 @@ class Xccl(Areas):
         self._retire()
         while not transfer.is_done:
             self._begin()
+            if transfer.error is not None:
+                raise transfer.error
             rest = None if until is None else until - self.device.now_ps
             if rest is not None and rest <= 0:
                 return False
             self._sleep(rest, transfer)
             self._retire()
+        return True
+
+    def withdraw(self, transfer: Transfer, error: SuperpodError) -> bool:
+        """See `Transfer.withdraw`; `error` is what it says from now on."""
+        if transfer not in self._queued and not (transfer in self._active and transfer.is_untouched()):
+            return False
+        self._fail(transfer, error)
+        self._begin()
         return True
 
     # --- moving on --------------------------------------------------------------------------------------
@@ -142,7 +156,25 @@ class Xccl(Areas):
         self.device.ledger.call("mem")
         self._queued.append(transfer)
         self._begin()
+        if transfer.error is not None:
+            raise transfer.error
         return transfer
+
+    def _fail(self, transfer: Transfer, error: SuperpodError) -> None:
+        """It is over; `error` is kept for who waits for it."""
+        transfer.error = error
+        for place in (self._queued, self._active):
+            if transfer in place:
+                place.remove(transfer)
+
+    def _not_alone(self, kind: str, peer: int, event_id: int, timeout_ps: int | None) -> None:
+        """Refuse to block on what only I could end. Raises: UsageError."""
+        mine = [t for t in (*self._queued, *self._active) if t.peer == self.device.rank and t.kind != kind]
+        if peer == self.device.rank and timeout_ps is None and event_id not in [t.event_id for t in mine]:
+            other = "receive" if kind == "send" else "send"
+            message = (f"xccl {kind}: event {event_id} with rank {peer}, which is myself, would never end; "
+                       f"call {other}_async first")  # fmt: skip
+            raise self.error(UsageError, message, peer)
 
     def _begin(self) -> None:
         """Begin what waits for its pair or for cores, oldest first; nothing overtakes on its own pair."""
@@ -155,7 +187,11 @@ class Xccl(Areas):
                 self._queued.remove(transfer)
                 self._active.append(transfer)
                 free -= transfer.held
-                transfer.begin(self.device.now_ps)
+                try:
+                    transfer.begin(self.device.now_ps)
+                except RankLostError as error:
+                    self._fail(transfer, error)
+                    free += transfer.held
             busy.add(place)
 
     def _retire(self) -> None:
@@ -181,21 +217,34 @@ class Xccl(Areas):
         try:
             found = self.device.wait([t.condition() for t in running], True, soonest)
         except DeadlockError as error:
-            self._explain(error)
+            said = self._explain(error)
+            if wanted is not None:
+                self.withdraw(wanted, said)
+            raise said from error
+        except RankLostError as error:
+            return self._lost(error)
         if found == TIMEOUT:
             return False
         try:
             running[found].step()
-        except SizeError:
-            self._active.remove(running[found])
-            raise
+        except SizeError as error:
+            self._fail(running[found], error)
         return True
 
-    def _explain(self, error: DeadlockError) -> NoReturn:
+    def _lost(self, error: RankLostError) -> bool:
+        """Give up what needs a dead rank. The first report of a death wakes all who wait: for what needs only
+        the living, wait once more. Raises: RankLostError, that too cannot end."""
+        concerned = [t for t in (*self._queued, *self._active) if t.peer in error.ranks and t.finish_ps < 0]
+        if not concerned and self._dead >= set(error.ranks):
+            raise error
+        self._dead |= set(error.ranks)
+        for transfer in concerned:
+            self._fail(transfer, error)
+        return True
+
+    def _explain(self, error: DeadlockError) -> DeadlockError:
         mine = "; ".join(f"{t!r}{self._last_seen(t)}" for t in self._active)
-        raise DeadlockError(
-            f"{error.message}; xccl on rank {self.device.rank}: {mine}", error.waiters
-        ) from error
+        return DeadlockError(f"{error.message}; xccl on rank {self.device.rank}: {mine}", error.waiters)
 
     def _last_seen(self, transfer: Transfer) -> str:
         if transfer.kind == "send":

@@ -105,6 +105,14 @@ class SendSide:
         return self._filled + self.waves[self.posted].chunks
 
 
+def first_fill(waves: Sequence[Wave], slots: int) -> tuple[int, int]:
+    """Slots and records a sender stores before any acknowledgement: all there is of a refused transfer."""
+    side, records = SendSide(waves, slots, 0), 0
+    while side.has_room():
+        records += side.fill().records > 0
+    return side.tail, records
+
+
 class ReceiveSide:
     """The receiver's end; it knows the waves once the first record is in.
 

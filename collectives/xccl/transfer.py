@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collectives.xccl.layout import ACK, CORES_SHIFT, FIELD_DTYPE, REFUSED, TAIL
-from collectives.xccl.sides import Field, ReceiveSide, SendSide, Shares
+from collectives.xccl.batch import Batch
+from collectives.xccl.layout import ACK, CORES_SHIFT, REFUSED, TAIL
+from collectives.xccl.sides import Field, ReceiveSide, SendSide, Shares, first_fill
 from collectives.xccl.waves import TwoStage, Wave, cut, cut_blocks, local_ps, store_ps
-from emulator.engine.api import ADD, GE
-from emulator.engine.posts import ORD_STRONG, ORD_TRACK
-from emulator.errors import SizeError, misuse
+from emulator.engine.api import GE
+from emulator.engine.posts import ORD_TRACK
+from emulator.errors import SizeError, SuperpodError, UsageError, misuse
 from emulator.transport import Bytes
 
 if TYPE_CHECKING:
-    from collectives.xccl.areas import Areas
     from collectives.xccl.endpoint import Xccl
 
 Condition = tuple[int, int, int]
@@ -38,6 +38,7 @@ class Transfer(ABC):
         nbytes: charged bytes; of a receive 0 until the first record is in.
         start_ps, end_ps: virtual times; end_ps 0 until it is done.
         is_done: known to be complete. held: cores it takes while it is under way.
+        error: why it never will be; None if it may. Waiting for it or testing it raises that, each time.
     """
 
     kind = ""
@@ -47,6 +48,7 @@ class Transfer(ABC):
         self.nbytes = self.start_ps = self.end_ps = 0
         self.finish_ps, self.held = -1, cores
         self.is_done = False
+        self.error: SuperpodError | None = None
         self._cls = owner.device.engine.link_class(peer)
         self._stage = TwoStage.at(0)
 
@@ -55,18 +57,27 @@ class Transfer(ABC):
 
         Completion: of a send: the receiver has copied everything; of a receive: the bytes are in `dst`.
 
-        Raises: SizeError, DeadlockError, RankLostError as `Xccl.send`.
+        Raises: SizeError, DeadlockError, RankLostError as `Xccl.send`; UsageError: withdrawn.
         """
         return self._owner.wait(self, timeout_ps)
+
+    def withdraw(self) -> bool:
+        """Give up a transfer of which nothing has moved: one that has not begun, or a receive no record has
+        come for. Its pair is free for another. False: too late, it goes on (or is over)."""
+        error = self._owner.error(UsageError, f"{self!r} was withdrawn", self.event_id)
+        return self._owner.withdraw(self, error)
 
     def test(self) -> bool:
         """Whether it is done now; moves on whatever can."""
         self._owner.progress()
+        if self.error is not None:
+            raise self.error
         return self.is_done
 
     def __repr__(self) -> str:
         where = "to" if self.kind == "send" else "from"
         state = "done" if self.is_done else "under way" if self.start_ps else "not begun"
+        state = "given up" if self.error else state
         return f"<{self.kind} of event {self.event_id} {where} rank {self.peer}, {state}>"
 
     @abstractmethod
@@ -79,7 +90,11 @@ class Transfer(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """My condition holds: go on."""
+        """My condition holds: go on. Raises: SizeError, refused; both ends are in step again."""
+
+    def is_untouched(self) -> bool:
+        """Whether nothing of it has moved, though it has begun."""
+        return False
 
     def finish(self, end_ps: int) -> None:
         """All is known to be over."""
@@ -124,6 +139,7 @@ class Send(Transfer):
         """Read the receiver's acknowledgement; store more, or end."""
         field = self._owner.field(self._link.ack_field, ACK)
         if field.chunk == _NO_CHUNK:
+            self._link.tail, self._link.acks = self._side.tail, self._link.acks + REFUSED
             raise self._owner.error(SizeError, f"{self!r} was refused: the receiver takes {field.real} "
                                     f"bytes with {field.cores} AIV cores, I send {self._real} with "
                                     f"{self.cores}", self._real)  # fmt: skip
@@ -191,41 +207,68 @@ class Receive(Transfer):
         self._link = self._owner.link_from(self.peer)
         slots = self._owner.geometry.slots
         self._side = ReceiveSide(self.event_id, self._memory.size, self.cores, slots, self._link.tail)
+        self._ignored, self._wrong = 0, ""
 
     def condition(self) -> Condition:
-        return self._link.tail_word, GE, self._link.records + 1
+        wanted = self._drain[1] if self._wrong else 1
+        return self._link.tail_word, GE, self._link.records + self._ignored + wanted
 
     def step(self) -> None:
-        """Look at the record: copy what it announces, or ignore it."""
+        """Look at the record: copy what it announces, or ignore it. Of a transfer I refuse, wait for all that
+        the sender has stored: what comes afterwards into the ring is of another."""
         field = self._owner.field(self._link.tail_field, TAIL)
-        if not self._side.is_news(field):
-            self._link.records += 1
+        if self._wrong:
+            self._refuse(field)
+        elif not self._side.is_news(field):
+            self._ignored += 1
             self._owner.counters.ignored += 1
-            return
+        else:
+            self._take(field)
+
+    def _take(self, field: Field) -> None:
+        """A record of this transfer: copy the waves it announces."""
         if not self._side.waves:
             self._agree(field)
+        if self._wrong:
+            return
         self._copy(self._side.arrived(field))
         if self._side.is_done:
             self._link.tail, self.finish_ps = self._side.head, self._stage.write_end
+            self._link.records += self._ignored
+
+    def is_untouched(self) -> bool:
+        """No record was for me; those I have ignored are looked at again by the next receive."""
+        return not self._side.waves
 
     def _agree(self, field: Field) -> None:
-        """Learn from the first record how the transfer is cut. Raises SizeError, on the other side too."""
+        """Learn from the first record how the transfer is cut, and whether I take it."""
         self.nbytes, g, cores = field.nbytes, self._owner.geometry, field.cores
         wrong = self._side.disagreement(field) if cores else ""
         if not cores and field.real != self._side.real:
             wrong = f"the sender has {field.real} bytes, the receiver takes {self._side.real}"
-        if wrong:
-            batch = Batch(self._owner, self.peer)
-            refusal = (self.event_id, _NO_CHUNK, 0, self.cores << CORES_SHIFT, self._side.real)
-            batch.tell(self._link.ack_field, ACK, refusal, 1, self._link.ack_word, 0)
-            batch.posts[-1]["value"] = REFUSED
-            batch.post()
-            raise self._owner.error(SizeError, f"{self!r}: {wrong}", self._side.real)
         if cores:
             self._side.waves = cut(self.nbytes, cores, g.chunk_bytes, g.slots, self._owner.control)
         else:
             self._side.waves = cut_blocks(self.nbytes, self.cores, g.chunk_bytes, g.slots)
-        self._shares = Shares(self._side.waves, self._side.real)
+        if wrong:
+            self._wrong, self._drain = wrong, first_fill(self._side.waves, g.slots)
+        else:
+            self._shares = Shares(self._side.waves, self._side.real)
+
+    def _refuse(self, field: Field) -> None:
+        """Raise SizeError, on the other side too, once all that the sender has stored is in; pass over it."""
+        slots, records = self._drain
+        tail = self._link.tail + slots
+        if (field.tail - tail) % (1 << 32):  # the word counts a stale record
+            self._ignored += 1
+            return
+        batch = Batch(self._owner, self.peer)
+        refusal = self.event_id, _NO_CHUNK, tail % (1 << 32), self.cores << CORES_SHIFT, self._side.real
+        batch.tell(self._link.ack_field, ACK, refusal, 1, self._link.ack_word, 0)
+        batch.posts[-1]["value"] = REFUSED
+        batch.post()
+        self._link.tail, self._link.records = tail, self._link.records + records + self._ignored
+        raise self._owner.error(SizeError, f"{self!r}: {self._wrong}", self._side.real)
 
     def _copy(self, waves: int) -> None:
         """Copy waves from the ring to the app area, and acknowledge them when that is done."""
@@ -249,49 +292,3 @@ class Receive(Transfer):
                 )
                 batch.tell(self._link.ack_field, ACK, field, wave.records, self._link.ack_word, end_ps)
         batch.post()
-
-
-class Batch:
-    """Stores into one other die, posted together. Start times are absolute until `post`.
-
-    Attributes:
-        posts: fields of each. payload: bytes of data they stand for; records: records.
-    """
-
-    def __init__(self, owner: Areas, peer: int) -> None:
-        self._owner, self._peer = owner, peer
-        self._cls = owner.device.engine.link_class(peer)
-        self._price = owner.device.engine.config.call_price_ps
-        self._base = owner.device.now_ps
-        self.posts: list[dict[str, int]] = []
-        self._data: list[Bytes] = []
-        self.payload = self.records = 0
-
-    @property
-    def next_ps(self) -> int:
-        """When the next post can leave at the earliest."""
-        return self._base + (len(self.posts) + 1) * self._price
-
-    def add(self, offset: int, data: Bytes, payload: int = 0, **fields: int) -> None:
-        """Store `data` at `offset` of the areas; it stands for `payload` bytes on the link."""
-        fields["start_ps"] = max(0, fields.get("start_ps", 0) - self.next_ps)
-        self.payload += payload
-        self.posts.append({"offset": self._owner.base + offset, **fields})
-        self._data.append(data)
-
-    def tell(self, field_index: int, direction: int, field: tuple[int, ...], records: int, word: int,
-             leave_ps: int) -> int:  # fmt: skip
-        """Store a record into the fields of `records` cores; returns when that is over at this end."""
-        raw = np.array([field] * records, FIELD_DTYPE).view(np.uint8)
-        leave_ps, n = max(leave_ps, self.next_ps), self._owner.numbers
-        self.records += records
-        self.add(
-            self._owner.geometry.field(field_index, direction), raw,
-            nbytes=n.charged(self._cls, raw.size), start_ps=leave_ps, order=ORD_TRACK | ORD_STRONG,
-            word=word, op=ADD, value=1,
-        )  # fmt: skip
-        return leave_ps + n.port_ps(self._cls, raw.size)
-
-    def post(self) -> None:
-        """Hand all over."""
-        self._owner.post(self._peer, self.posts, self._data, self.payload, self.records)

@@ -74,6 +74,17 @@ assert moves[3].wait() and moves[0].test() and moves[2].wait()
 for ask in (moves[1].wait, moves[1].test, moves[1].wait):
     assert "501" in says(SizeError, ask)
 assert me == 0 or all(np.array_equal(out[i], data(500, i)) for i in (0, 2, 3))
+# Refused at its first block while the others are still on their way: none of them shows in the next one.
+wide = Xccl(device, [(0, 1)], slots=12, chunk_bytes=1 << 20, slot_bytes=64)
+out = np.zeros(700, np.uint8)
+if me == 0:
+    said = says(SizeError, lambda: wide.send(data(768, 1), 1, 1, engine="dma", charge_bytes=12 << 20))
+    wide.send(data(700, 2), 2, 1, 12, charge_bytes=12 << 20)
+else:
+    said = says(SizeError, lambda: wide.receive(np.zeros(9, np.uint8), 1, 0))
+    wide.receive(out, 2, 0, 12)
+    assert np.array_equal(out, data(700, 2))
+assert "9" in said and wide.counters.ignored == 0
 # What the sender itself refuses was never there: the receiver still waits, and takes the right one.
 narrow = Xccl(device, [(0, 1)], slots=4, chunk_bytes=64, slot_bytes=8)
 if me == 0:
@@ -91,7 +102,7 @@ report(ends=ends, tail=(xccl.link_to(1) if me == 0 else xccl.link_from(0)).tail)
 @pytest.mark.timeout(120)
 def test_refused_and_correct_transfers_follow_each_other_on_a_pair():
     """Broken builds: REFUSED not added to the sender's count of acknowledgements; tail or records of either
-    end not moved on; a refusal sent at the first record."""
+    end not moved on; a refusal sent at the first record (seen under adversarial delivery)."""
     for how in ({}, {"delivery": "adversarial", "seed": 3}):
         ran = run_ranks(2, REFUSED, **how).reports
         assert ran[0]["ends"] == ran[1]["ends"][::-1] and ran[0]["tail"] == ran[1]["tail"] > 0

@@ -94,7 +94,7 @@ class Steps(Comm):
 
     def _gatherv(self, sendbuf: BufSpec, recvbuf: BufSpec, root: int) -> tuple[Work, Finish]:
         self._check_rank(root)
-        how: coll.How = {"algorithm": "direct", "async_op": True}
+        how: coll.How = {"async_op": True}
         if self.rank != root:
             mine = bytes_of(parse(sendbuf, False))
             return coll.gather_v(self.group, mine, None, None, None, root, **how), None
@@ -120,7 +120,7 @@ class Steps(Comm):
             into = parse(recvbuf, writable=True)
             raw = bytes_of(into)
             after = store(into, raw)
-        how: coll.How = {"algorithm": "direct", "async_op": True}
+        how: coll.How = {"async_op": True}
         return coll.scatter_v(self.group, given, counts, raw, displs, root, **how), after
 
     def _allgatherv(self, sendbuf: BufSpec, recvbuf: BufSpec) -> tuple[Work, Finish]:

@@ -55,6 +55,8 @@ class SuperpodProcessGroup(_Base):  # type: ignore[misc]
         self._check_place(rank, len(members) or self._device.num_ranks)
         self._timeout_ps = timeout_ps(timeout)
         self._met = None if members else Group.world(self._device)
+        if self._met is not None:
+            self._met.apart = True  # as in torch, a call may block on one rank and not on another
         self._name, self._desc = name, ""
         self._messages = Messages(self._device, name, self._members, lambda: self._timeout_ps)
         if not members:
@@ -86,6 +88,7 @@ class SuperpodProcessGroup(_Base):  # type: ignore[misc]
         """The machine's group, met at the first use. Collective then."""
         if self._met is None:
             self._met = Group.of(self._device, self._members)
+            self._met.apart = True
         if self._timeout_ps is not None:
             self._met.timeout_ps = self._timeout_ps
         return self._met

@@ -38,6 +38,7 @@ class JobTable:
 
     def __init__(self, num_local: int, directory: Path) -> None:
         self.num_local, self.directory = num_local, directory
+        self._said = directory / f"said-{os.getpid()}-{time.monotonic_ns()}"
         self._map = mmap.mmap(-1, 8 * (_HEAD + 5 * num_local))
         words = np.frombuffer(self._map, np.int64)
         self._head = words[:_HEAD]
@@ -77,12 +78,18 @@ class JobTable:
         wait_while(self._ends, events)
 
     def say_once(self, text: str) -> None:
-        """Print a line on stderr unless another rank of the job has printed the same one."""
-        path = self.directory / f"said-{os.getppid()}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Print a line on stderr unless another rank of the job has printed the same one.
+
+        The file is named by the table, not by the parent: a rank that outlives the template gets another.
+        Where the directory has gone the job has been ended, and the rank that ended it has spoken.
+        """
+        try:
+            fd = os.open(self._said, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)  # held while printing: whoever is silent may end the job
-            if text not in path.read_text().splitlines():
+            if text not in self._said.read_text().splitlines():
                 print(text, file=sys.stderr, flush=True)
                 os.lseek(fd, 0, os.SEEK_END)
                 os.write(fd, f"{text}\n".encode())

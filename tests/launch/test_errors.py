@@ -34,7 +34,8 @@ def test_an_uncaught_usage_error_is_one_line_for_all_ranks_and_exit_code_2(
     command = {"superpod": sandbox.superpod, "mpirun": sandbox.forked}[how]
     result = sandbox.run(command(N, program))
     assert result.returncode == 2
-    (line,) = errors(result.stderr)
+    assert len(errors(result.stderr)) == 1, result.stderr
+    line = errors(result.stderr)[0]
     assert line.startswith(f"superpod: error: {program}, line 3: ")
     assert "'heap_bites'; did you mean 'heap_bytes'?" in line
     sandbox.assert_clean()

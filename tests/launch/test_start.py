@@ -82,6 +82,45 @@ def test_when_ranks_may_finalize(tmp_path: Path) -> None:
     assert not whole.any_lost()
 
 
+_ORPHANS = """
+import os, signal, sys
+from pathlib import Path
+from launch.jobtable import JobTable
+
+table = JobTable(2, Path(sys.argv[1]))
+gate, spoken = os.pipe(), os.pipe()
+template = os.fork()
+if template == 0:
+    for rank in range(2):
+        if os.fork() == 0:
+            if rank == 1:
+                os.read(gate[0], 1)  # until the template has gone
+            table.say_once("the same line")
+            os.write(spoken[1], b"x")
+            os._exit(0)
+    signal.pause()
+os.read(spoken[0], 1)
+os.kill(template, signal.SIGKILL)
+os.waitpid(template, 0)
+os.write(gate[1], b"x")
+os.read(spoken[0], 1)
+"""
+
+
+def test_a_rank_that_outlives_the_template_does_not_repeat_the_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ORPHANS, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "the same line\n")
+
+
+def test_a_rank_whose_job_has_been_ended_is_silent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    JobTable(1, tmp_path / "removed").say_once("a line")
+    assert capsys.readouterr().err == ""
+
+
 def test_the_sampler_weighs_descendants() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "x = bytearray(50 << 20); input()"], stdin=subprocess.PIPE

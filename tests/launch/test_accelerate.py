@@ -126,7 +126,7 @@ print(ctypes.CDLL(None).descriptors_shared())
 
 
 @pytest.mark.parametrize(("parts", "most"), [("gfsd", N - 2), ("gfs", 0), ("gfd", 0), ("gfsdx", 0)])
-def test_descriptors_are_shared_once_two_ranks_have_proven_their_order(
+def test_a_descriptor_is_shared_once_two_ranks_have_proven_its_place(
     sandbox: Sandbox, tmp_path: Path, parts: str, most: int
 ) -> None:
     (tmp_path / "shared.py").write_text(SHARED)
@@ -136,7 +136,6 @@ def test_descriptors_are_shared_once_two_ranks_have_proven_their_order(
     shared = {int(line) for line in result.stdout.split()}
     assert len(shared) == 1
     count = shared.pop()
-    assert count % (N - 1) == 0
     assert (count > 0) == (most > 0)
     assert count <= most * (N - 1)
     sandbox.assert_clean()

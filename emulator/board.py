@@ -31,7 +31,9 @@ class MemoryState(enum.IntEnum):
     EXITED = 2
 
 
-def _fields(num_ranks: int, staging_bytes: int) -> list[tuple[str, str, tuple[int, ...]]]:
+def _fields(
+    num_ranks: int, staging_bytes: int, num_faults: int = 0
+) -> list[tuple[str, str, tuple[int, ...]]]:
     return [
         ("header", "i8", (16,)),
         ("state", "u1", (num_ranks,)),
@@ -47,6 +49,7 @@ def _fields(num_ranks: int, staging_bytes: int) -> list[tuple[str, str, tuple[in
         ("snapshot", "i8", (num_ranks, SNAPSHOTS)),
         ("ledger", "i8", (num_ranks, LEDGER_SIZE)),
         ("pool", "u1", (num_ranks, staging_bytes // CHUNK)),
+        ("faults", "i8", (num_faults, 4)),
     ]
 
 
@@ -64,7 +67,8 @@ class Board:
         allocation: int64 [n, 2, 4], what the rank's last two symmetric allocations were, by parity.
         snapshot: int64 [n, SNAPSHOTS], operation number of a get under way, negated once its bytes are
             captured. ledger: int64 [n, LEDGER_SIZE], see `emulator.ledger`. pool: uint8 [n, chunks], how many
-            pieces of staged data touch a chunk of the rank's pool; 0 where it is free.
+            pieces of staged data touch a chunk of the rank's pool; 0 where it is free. faults: int64
+            [faults, 4], log of the plan's faults, see `emulator.faults.injector`.
     """
 
     header: npt.NDArray[np.int64]
@@ -81,22 +85,26 @@ class Board:
     snapshot: npt.NDArray[np.int64]
     ledger: npt.NDArray[np.int64]
     pool: npt.NDArray[np.uint8]
+    faults: npt.NDArray[np.int64]
 
     HEADER_JOB = 0
     HEADER_DONE = 1
 
-    def __init__(self, memory: npt.NDArray[np.uint8], num_ranks: int, staging_bytes: int) -> None:
+    def __init__(
+        self, memory: npt.NDArray[np.uint8], num_ranks: int, staging_bytes: int, num_faults: int = 0
+    ) -> None:
         at = 0
-        for name, dtype, shape in _fields(num_ranks, staging_bytes):
+        for name, dtype, shape in _fields(num_ranks, staging_bytes, num_faults):
             size = _size(dtype, shape)
             view: npt.NDArray[Any] = memory[at : at + size].view(dtype).reshape(shape)
             setattr(self, name, view)
             at += -(-size // 64) * 64
 
 
-def board_bytes(num_ranks: int, staging_bytes: int) -> int:
+def board_bytes(num_ranks: int, staging_bytes: int, num_faults: int = 0) -> int:
     """Bytes a board takes, a multiple of a page."""
-    total = sum(-(-_size(dtype, shape) // 64) * 64 for _, dtype, shape in _fields(num_ranks, staging_bytes))
+    fields = _fields(num_ranks, staging_bytes, num_faults)
+    total = sum(-(-_size(dtype, shape) // 64) * 64 for _, dtype, shape in fields)
     return -(-total // ALIGNMENT) * ALIGNMENT
 
 

@@ -19,6 +19,8 @@ from typing import Any
 from emulator.errors import UsageError
 
 ENVIRONMENT_KEY = "SUPERPOD_CONFIG"
+FAULTS_KEY = "SUPERPOD_FAULTS"
+"""Path of a fault plan, where the configuration names none."""
 JITTER_KEY = "SUPERPOD_JITTER"
 """For tests: "probability,max_us,seed" puts random host sleeps into engine calls; no result may notice."""
 MIB = 1 << 20
@@ -55,7 +57,8 @@ class RunConfig:
         mpi_over: plane that carries messages, "ub", "rdma" or "vpc".
         check_races: record what each rank touches and report races at the end; needs `trace`.
         trace: directory for one record file per rank, or None.
-        report: path of the result JSON rank 0 writes at the end, or None.
+        report: path of the result JSON the lowest living rank writes at the end, or None.
+        faults: path of a fault plan (TOML or JSON), or None; the variable SUPERPOD_FAULTS gives it too.
         job: name of the run in `/dev/shm` file names; empty: drawn at start.
     """
 
@@ -80,6 +83,7 @@ class RunConfig:
     check_races: bool = False
     trace: str | None = None
     report: str | None = None
+    faults: str | None = None
     job: str = ""
 
     def __post_init__(self) -> None:
@@ -116,6 +120,9 @@ def read_config(
     """
     text = (os.environ if environ is None else environ).get(ENVIRONMENT_KEY, "")
     merged = {**_parse(text), **(overrides or {})}
+    plan = (os.environ if environ is None else environ).get(FAULTS_KEY)
+    if plan and merged.get("faults") is None:
+        merged["faults"] = plan
     return RunConfig(**{key: _typed(key, value) for key, value in merged.items()})
 
 

@@ -19,6 +19,8 @@ from emulator.device import Device
 from emulator.engine import core_available, engine_attach, engine_bytes, engine_create
 from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
 from emulator.errors import StateError, UsageError
+from emulator.faults import Fault, FaultPlan, Injector, NoFaults
+from emulator.faults.log import as_rows
 from emulator.futex import wait_while
 from emulator.ledger import total
 from emulator.profile import Profile, load_profile
@@ -75,10 +77,13 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
         "c" if config.engine == "c" or (config.engine == "auto" and core_available()) else "python"
     )
     settings = _engine_settings(config, profile, transport.num_ranks)
+    plan: tuple[Fault, ...] = ()
+    if config.faults is not None:
+        plan = FaultPlan.load(config.faults).resolve(transport.num_ranks, topology)
     block = -(-engine_bytes(settings, kind) // 4096) * 4096
-    control = block + board_bytes(transport.num_ranks, config.staging_bytes)
+    control = block + board_bytes(transport.num_ranks, config.staging_bytes, len(plan))
     transport.allocate(Sizes(config.heap_bytes, config.managed_bytes, config.staging_bytes, control))
-    board = Board(transport.control[block:], transport.num_ranks, config.staging_bytes)
+    board = Board(transport.control[block:], transport.num_ranks, config.staging_bytes, len(plan))
     if transport.rank == 0:
         transport.clear_control()
         board.header[Board.HEADER_JOB] = int.from_bytes(os.urandom(7), "little")
@@ -90,7 +95,8 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
         engine.set_trace(_port_file(config.trace))
     if (jitter := read_jitter()) is not None:
         engine.set_jitter(jitter[0], jitter[1], jitter[2] * transport.num_ranks + transport.rank)
-    return Device(config, profile, topology, transport, engine, board, load_rows(config.engine))
+    faults = Injector(plan, transport.rank, engine, board.faults) if plan else NoFaults()
+    return Device(config, profile, topology, transport, engine, board, load_rows(config.engine), faults)
 
 
 def _engine_settings(config: RunConfig, profile: Profile, num_ranks: int) -> EngineConfig:
@@ -164,7 +170,8 @@ def finalize() -> dict[str, Any] | None:
     """End the run on this rank; also called at exit. Waits until every rank has ended.
 
     Returns:
-        on rank 0 the result of the run (see `run_result`), else None; None also when there is nothing to end.
+        on the lowest living rank the result of the run (see `run_result`), else None; None also when there is
+        nothing to end.
     """
     if not _current:
         return None
@@ -173,7 +180,8 @@ def finalize() -> dict[str, Any] | None:
     _wait_for_all(ending)
     while _stop_watching:
         _stop_watching.pop()()
-    result = run_result(ending) if ending.rank == 0 else None
+    first = int(ending.board.dead.argmin())  # the lowest rank that lives
+    result = run_result(ending) if ending.rank == first else None
     if result is not None and ending.config.report is not None:
         Path(ending.config.report).write_text(json.dumps(result, indent=1) + "\n")
     ending.memory.close()
@@ -226,6 +234,7 @@ def run_result(ending: Device) -> dict[str, Any]:
         "wait_ps": int(counters.wait_ps.sum()),
         "ledger": total(board.ledger).as_dict(),
         "dead_ranks": ending.engine.dead_ranks(),
+        **({"faults": as_rows(ending.faults.plan, board.faults)} if ending.faults.active else {}),
         "host": {
             "transport": ending.config.transport,
             "rows": ending.rows.name,

@@ -22,6 +22,7 @@ from emulator.device_schedule import ScheduleCalls
 from emulator.engine.api import SET, Engine
 from emulator.errors import RankLostError, StateError, UsageError, misuse
 from emulator.fabric import Fabric, Shape
+from emulator.faults import Faults, NoFaults
 from emulator.futex import wake_all
 from emulator.ledger import Ledger
 from emulator.memory import Memory, as_bytes
@@ -47,6 +48,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
     Attributes:
         config, profile, topology, prices, fabric: what the run is made of.
         ledger: transactions, bytes and calls of this rank; the libraries above count them.
+        faults: the injector; does nothing without a fault plan.
         transport, engine, memory, board, rows, trace: the parts of the machine; for library code.
         library: what libraries above keep for this device, by their class.
         symmetric: allocation of heap, managed memory, signal words and channels, alike on all ranks.
@@ -61,6 +63,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         engine: Engine,
         board: Board,
         rows: RowKernels,
+        faults: Faults | None = None,
     ) -> None:
         self.config, self.profile, self.topology = config, profile, topology
         self.transport, self.engine, self.board, self.rows = transport, engine, board, rows
@@ -74,7 +77,9 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self.delivery = self._make_delivery()
         self.library: dict[Any, Any] = {}
         self.after_barrier: list[Callable[[], None]] = []
-        self.compiled = compiled_calls(self, BARRIER_CHANNEL, META_BYTES)
+        self.faults: Faults = faults or NoFaults()
+        stepwise = self.faults.active  # faults fire between the steps of an operation
+        self.compiled = None if stepwise else compiled_calls(self, BARRIER_CHANNEL, META_BYTES)
         """Operations as one compiled call each, where that is possible."""
         self._meet = self.compiled.meet if self.compiled else lambda: 0
         self._schedule = self.compiled.schedule if self.compiled else lambda *_: None

@@ -60,7 +60,8 @@ def make_fault(values: Any, name: str, text: str = "", start: int = 0) -> Fault:
         path = [str(part) for part in first["loc"] if isinstance(part, str)]
         field = next((part for part in path if part in values), None)
         quoted = re.findall(r"'([^']+)'", message)
-        line = _line_in(text, start, [*quoted[:1], *([field] if field else [])])
+        named = [word for word in re.findall(r"\w+", message) if word in values and word != "kind"]
+        line = _line_in(text, start, [*quoted[:1], *([field] if field else []), *named])
         said = message if not field or field in message else f"{field}: {message}"
         raise UsageError(f"{name}{f':{line}' if text else ''}: {said}") from None
 

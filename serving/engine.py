@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emulator.faults import Faults, NoFaults
 from serving.dispatch import Dispatcher, pack_status, unpack_status
 from serving.ledger import TimeLedger, WorkLedger
 from serving.request import Request, RequestSpec
@@ -83,15 +84,17 @@ class RankRecord:
             "asleep_ps": self.asleep_ps,
             "time_ps": self.time.ps,
             "work": asdict(self.work),
-            "requests": [self._request(request) for request in self.requests],
+            "requests": [self.ending(rank, request) for request in self.requests],
             "schedule": self.schedule,
             **({"decode": self.decode} if self.decode else {}),
         }
 
-    def _request(self, request: Request) -> dict[str, Any]:
+    def ending(self, rank: int, request: Request) -> dict[str, Any]:
+        """How a request stands on this rank."""
         request_id = request.spec.request_id
         return {
             "id": request_id,
+            "rank": rank,
             "tokens": request.outputs,
             "times_ps": request.token_times_ps,
             "logits_sha256": self.logits[request_id].hexdigest() if request_id in self.logits else "",
@@ -102,6 +105,10 @@ class RankRecord:
 
 class ServingEngine:
     """The step loop of one rank.
+
+    Attributes:
+        faults: who is told the states requests go through.
+        ended: called with each request that has ended here.
 
     Args:
         rank: this rank; receives the requests the dispatcher gives it.
@@ -124,6 +131,8 @@ class ServingEngine:
         self._scheduler, self._dispatcher, self._sampler = scheduler, dispatcher, sampler
         self._record, self._progress = record, progress
         self._num_ended = 0
+        self.faults: Faults = NoFaults()
+        self.ended: Callable[[Request], None] | None = None
 
     def run(self) -> None:
         """Serve until no rank has work and no request is to come."""
@@ -158,7 +167,9 @@ class ServingEngine:
             if rank == self._rank:
                 request = Request(spec)
                 self._record.requests.append(request)
-                if not self._scheduler.add(request):
+                if self._scheduler.add(request):
+                    self.faults.point("queued", request=spec.request_id)
+                else:
                     self._num_ended += 1
 
     def _step(self) -> None:
@@ -167,6 +178,8 @@ class ServingEngine:
         if not segments:
             self._forward.idle()
             return
+        if self.faults.active:
+            self._announce(segments)
         logits = self._forward.step(segments)
         self._note(segments)
         self._scheduler.complete(segments)
@@ -174,10 +187,28 @@ class ServingEngine:
         for request, row in zip(sampled, logits, strict=True):
             self._append(request, row)
         for request in self._scheduler.retire():
+            self._finish(request)
+
+    def _announce(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            state = "decode" if segment.decode else "prefill"
+            self.faults.point(state, request=segment.request.spec.request_id)
+
+    def _finish(self, request: Request) -> None:
+        self.faults.point("finishing", request=request.spec.request_id)
+        self._forward.release(request.spec.request_id)
+        self._num_ended += 1
+        if self.ended is not None:
+            self.ended(request)
+
+    def give_up(self, reason: str) -> None:
+        """End every request of mine that has not ended, with an error; its KV is given back."""
+        for request in self._scheduler.abandon(reason):
             self._forward.release(request.spec.request_id)
             self._num_ended += 1
 
     def _append(self, request: Request, row: torch.Tensor) -> None:
+        self.faults.point("sampling", request=request.spec.request_id)
         digest = self._record.logits.setdefault(request.spec.request_id, hashlib.sha256())
         digest.update(row.numpy().tobytes())
         request.append_output(self._sampler(row, request.spec, len(request.outputs)), self._clock.now_ps)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from emulator.errors import InternalError
+from emulator.faults import Faults, NoFaults
 from serving.charges import Charges, LayerPlan, StepCharge
 from serving.exchange_price import ExchangeCosts
 from serving.ledger import TimeLedger
@@ -107,6 +108,8 @@ class Forward:
         self._rank, self._clock, self._model, self._plans = rank, clock, model, plans
         self._charges, self._placement, self._link, self._kv = charges, placement, link, kv
         self._time = time
+        self.faults: Faults = NoFaults()
+        """Who is told that a request's rows are dispatched and combined."""
         self._my_slots = [int(e) for e in placement.slot_expert[rank]]
         moe = [plan for plan in plans if plan.is_moe]
         self._moe_layers = [model.layer(plan.index) for plan in moe]
@@ -153,17 +156,24 @@ class Forward:
         experts, weights = layer.route(h)
         slots, factors = self._route_slots(experts.numpy(), weights.numpy(), batch.positions)
         costs = self._charges.dispatch(charge.rows * slots.shape[1], plan.repeat)
+        self._announce("dispatch", batch)
         received = self._link.dispatch(h.numpy(), slots, batch.shares, costs)
         if not self._placement.shared_placed:
             self._compute("experts", plan.repeat * charge.shared_ps)
         moe_index = plan.index - (len(self._plans) - len(self._moe_layers))
         results = self._experts(moe_index, received)
+        self._announce("combine", batch)
         routed = torch.from_numpy(
             self._link.combine(received, results, factors, self._charges.combine(plan.repeat))
         )
         if self._placement.shared_placed:
             return x + routed
         return x + (routed + layer.shared(h))
+
+    def _announce(self, state: str, batch: _Batch) -> None:
+        if self.faults.active:
+            for request in batch.requests:
+                self.faults.point(state, request=request)
 
     def _route_slots(
         self, experts: NDArray[np.int64], weights: NDArray[np.float32], positions: NDArray[np.int64]
@@ -213,6 +223,7 @@ class _Batch:
     def __init__(self, segments: Sequence[Segment], model: Model, kv: PagedKV) -> None:
         parts = [segment.request.input_tokens(segment.count) for segment in segments]
         self.tokens = torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        self.requests = [segment.request.spec.request_id for segment in segments]
         appended = [kv.append(s.request.spec.request_id, s.count) for s in segments]
         if [segment.start for segment in appended] != [segment.start for segment in segments]:
             raise InternalError("KV cache and scheduler disagree on where a sequence stands")

@@ -140,9 +140,26 @@ def read_schedule(directory: str | Path) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 def append_result(directory: str | Path, result: dict[str, Any]) -> None:
-    """Append one rank's result as one line; a single write to an append-only file is not torn apart."""
-    line = (json.dumps(result, separators=(",", ":")) + "\n").encode()
-    fd = os.open(Path(directory) / "results.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    """Append one rank's result."""
+    _append(Path(directory) / "results.jsonl", result)
+
+
+def append_ending(directory: str | Path, ending: dict[str, Any]) -> None:
+    """Append how a request has ended, as soon as it has: so that it is known if its rank dies later."""
+    _append(Path(directory) / "endings.jsonl", ending)
+
+
+def read_endings(directory: str | Path) -> list[dict[str, Any]]:
+    """Every ending noted at its time, in order of request."""
+    path = Path(directory) / "endings.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sorted((json.loads(line) for line in lines), key=lambda ending: int(ending["id"]))
+
+
+def _append(path: Path, values: dict[str, Any]) -> None:
+    """Append one line; a single write to an append-only file is not torn apart."""
+    line = (json.dumps(values, separators=(",", ":")) + "\n").encode()
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         while line:
             line = line[os.write(fd, line) :]

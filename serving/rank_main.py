@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import emulator
+from emulator.errors import DeadlockError, RankLostError
 from emulator.spare import give_back, trim
 from serving.ahead import CommonParts, common_parts, job_requests
 from serving.charges import Charges
@@ -14,7 +15,7 @@ from serving.decode.jitter import Jitter
 from serving.engine import RankRecord, ServingEngine
 from serving.fixed import deciders
 from serving.forward import Forward
-from serving.job import Progress, ReplayJob, append_result
+from serving.job import Progress, ReplayJob, append_ending, append_result
 from serving.link import PodLink, PodStatus
 from serving.model.kv_cache import PagedKV
 from serving.model.sampling import sample
@@ -60,10 +61,17 @@ def serve_on(
     progress = Progress(directory, device.num_ranks)
     progress.update(device.rank, 0, 0)
     engine, record, kv = build(common, specs, device, progress)
+    if device.faults.active:
+        engine.ended = lambda request: append_ending(directory, record.ending(device.rank, request))
     start_ps = device.now_ps
     record.time.add("other", start_ps)
     give_back()  # what start-up has touched; the first step is the largest
-    engine.run()
+    try:
+        engine.run()
+    except (RankLostError, DeadlockError) as error:
+        if not device.board.dead.any():
+            raise
+        engine.give_up(f"lost with another rank: {error}")
     kv.check_integrity()
     record.work.kv_blocks_allocated, record.work.kv_blocks_freed = kv.pages_allocated, kv.pages_freed
     append_result(directory, record.as_dict(device.rank, device.now_ps))
@@ -102,4 +110,5 @@ def build(
         record=record,
         progress=_Housekeeping(progress, device.rank),
     )
+    engine.faults = forward.faults = device.faults
     return engine, record, kv

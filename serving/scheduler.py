@@ -148,6 +148,20 @@ class Scheduler:
             self.running = [request for request in self.running if not request.is_done]
         return ended
 
+    def abandon(self, reason: str) -> list[Request]:
+        """Fail every request that has not ended; return those that may hold KV (they have been running)."""
+        for request in self.waiting:
+            request.fail(reason)
+        running, self.running = self.running, []
+        for request in running:
+            self.kv_blocks_used -= self.limits.blocks(request.spec)
+            self.priced_kv_used -= request.spec.priced_total
+            if not request.is_done:
+                request.fail(reason)
+        self.waiting.clear()
+        self.outstanding = 0
+        return running
+
     def has_room(self, spec: RequestSpec) -> bool:
         """Whether the KV of a request's whole life is free."""
         limits = self.limits

@@ -56,6 +56,7 @@ _COMMANDS = {
     "calibrate": "launch.cmd_calibrate",
     "prices": "launch.cmd_prices",
     "decode": "launch.cmd_decode",
+    "eplb": "launch.cmd_eplb",
 }
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from emulator.errors import UsageError
+
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
@@ -18,13 +20,22 @@ def make_checkpoint_command(
     balance_router: Annotated[
         bool, typer.Option("--balance-router", help="Set the router's bias so that expert loads are even.")
     ] = False,
+    expert_skew: Annotated[
+        float | None,
+        typer.Option("--expert-skew", help="Set it so that the hottest expert has so many mean loads."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> int:
     """Write a seeded random DeepSeek-V3 model: config.json and safetensors."""
     from serving import model  # torch takes a second: only this command needs it
 
-    make = model.make_balanced_checkpoint if balance_router else model.make_checkpoint
-    config = make(directory, preset, seed, overwrite=overwrite)
+    if expert_skew is None:
+        make = model.make_balanced_checkpoint if balance_router else model.make_checkpoint
+        config = make(directory, preset, seed, overwrite=overwrite)
+    elif balance_router:
+        raise UsageError("--expert-skew and --balance-router: the bias cannot be both; leave one out")
+    else:
+        config = model.make_skewed_checkpoint(directory, preset, seed, skew=expert_skew, overwrite=overwrite)
     layers, experts = config.num_hidden_layers, config.n_routed_experts
     typer.echo(f"{directory}: {preset}, seed {seed}, {layers} layers, {experts} routed experts")
     return 0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from serving.model.plan import StepPlan
     from serving.model.reference import LogitHash, ReferenceRequest, ReferenceResult, generate
     from serving.model.sampling import SamplingParams, greedy, sample
+    from serving.model.skew import make_skewed_checkpoint, skewed_bias, skewed_loads
 
 __all__ = [
     "PRESETS",
@@ -37,8 +38,11 @@ __all__ = [
     "load_model",
     "make_balanced_checkpoint",
     "make_checkpoint",
+    "make_skewed_checkpoint",
     "preset_config",
     "sample",
+    "skewed_bias",
+    "skewed_loads",
 ]
 
 _NAMES = {
@@ -51,6 +55,7 @@ _NAMES = {
     "plan": ("StepPlan",),
     "reference": ("LogitHash", "ReferenceRequest", "ReferenceResult", "generate"),
     "sampling": ("SamplingParams", "greedy", "sample"),
+    "skew": ("make_skewed_checkpoint", "skewed_bias", "skewed_loads"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -8,6 +8,7 @@ Source: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2, auxiliary-loss-free load b
 """
 
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,11 @@ from serving.model.model import Model, load_model
 from serving.model.reference import routed_experts
 from serving.model.routing import choose_experts
 
-__all__ = ["balanced_bias", "expert_loads", "make_balanced_checkpoint"]
+__all__ = ["balanced_bias", "expert_loads", "fit_biases", "make_balanced_checkpoint", "router_walk"]
 
-_SEQUENCES, _LENGTH = 512, 8
+_SEQUENCES, LENGTH = 512, 8
 _ROUNDS, _FIRST_STEP, _LAST_STEP = 120, 0.01, 0.0002
-_GRID = 1.0 / (1 << 14)
+GRID = 1.0 / (1 << 14)
 """Biases are rounded to this, so that float rounding of the sample does not show in them."""
 
 
@@ -40,27 +41,47 @@ def make_balanced_checkpoint(
     config = preset_config(preset) if isinstance(preset, str) else preset
     with tempfile.TemporaryDirectory() as scratch:
         make_checkpoint(scratch, config, seed)
-        replaced = _balance(load_model(scratch), config, seed)
+        replaced = fit_biases(
+            load_model(scratch), config, seed, lambda scores: balanced_bias(scores, config), _SEQUENCES
+        )
         return make_checkpoint(directory, config, seed, overwrite=overwrite, replaced=replaced)
 
 
-def _balance(model: Model, config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Walk a seeded batch through the layers, balancing each before it is passed."""
-    rng = np.random.default_rng(seed)
-    tokens = torch.from_numpy(rng.integers(0, config.vocab_size, _SEQUENCES * _LENGTH))
-    kv = PagedKV(config, _SEQUENCES)
-    plan = model.plan([kv.append(i, _LENGTH) for i in range(_SEQUENCES)], kv)
+def fit_biases(
+    model: Model,
+    config: ModelConfig,
+    seed: int,
+    bias_for: Callable[[np.ndarray], torch.Tensor],
+    sequences: int,
+) -> dict[str, torch.Tensor]:
+    """Walk a seeded batch through the layers, giving each its bias before it is passed."""
     biases: dict[str, torch.Tensor] = {}
+    for layer, scores in router_walk(model, config, seed, sequences, LENGTH):
+        bias = bias_for(scores)
+        biases[f"model.layers.{layer.index}.mlp.gate.e_score_correction_bias"] = bias
+        layer.set_router_bias(bias)
+    return biases
+
+
+def router_walk(
+    model: Model, config: ModelConfig, seed: int, sequences: int, length: int
+) -> Iterator[tuple[Layer, np.ndarray]]:
+    """Walk a batch of seeded random tokens through the layers.
+
+    Gives each MoE layer, before its experts are computed, and its router's scores, float32 [sequences *
+    length, experts], the tokens of a sequence together.
+    """
+    rng = np.random.default_rng(seed)
+    tokens = torch.from_numpy(rng.integers(0, config.vocab_size, sequences * length))
+    kv = PagedKV(config, sequences * -(-length // LENGTH))
+    plan = model.plan([kv.append(i, length) for i in range(sequences)], kv)
     x = model.embed(tokens)
     for layer in model.layers:
         x = layer.attention(x, plan)
         h = layer.norm(x)
         if layer.is_moe:
-            bias = balanced_bias(layer.router_scores(h).numpy(), config)
-            biases[f"model.layers.{layer.index}.mlp.gate.e_score_correction_bias"] = bias
-            layer.set_router_bias(bias)
+            yield layer, layer.router_scores(h).numpy()
         x = x + _mlp(layer, h)
-    return biases
 
 
 def _mlp(layer: Layer, h: torch.Tensor) -> torch.Tensor:
@@ -79,4 +100,4 @@ def balanced_bias(scores: np.ndarray, config: ModelConfig) -> torch.Tensor:
     for step in np.geomspace(_FIRST_STEP, _LAST_STEP, _ROUNDS).astype(np.float32):
         loads = expert_loads(scores, bias, config)
         bias += step * np.sign(loads.mean() - loads).astype(np.float32)
-    return torch.from_numpy((np.round(bias / _GRID) * _GRID).astype(np.float32))
+    return torch.from_numpy((np.round(bias / GRID) * GRID).astype(np.float32))

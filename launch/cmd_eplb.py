@@ -1,0 +1,100 @@
+"""`superpod eplb`: what redundant experts are worth on a model's own routing, native, balanced and ideal."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from emulator.errors import UsageError
+from emulator.profile import load_profile
+from emulator.topology import Topology
+from launch.cmd_prices import overrides
+
+if TYPE_CHECKING:
+    from serving.model import Model
+
+_WIDTH = 120
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `eplb` command to `app`."""
+    app.command("eplb")(eplb_command)
+
+
+def eplb_command(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint directory with the router (else a mini model is made)."),
+    ] = None,
+    expert_skew: Annotated[
+        float | None,
+        typer.Option("--expert-skew", help="Mean loads of the made model's hottest expert (else 18)."),
+    ] = None,
+    ranks: Annotated[int, typer.Option("-n", "--np", help="Dies.")] = 288,
+    redundant_experts: Annotated[int, typer.Option(help="Replicas beyond one of each expert.")] = 288,
+    policy: Annotated[str, typer.Option(help="xdeepserve or deepseek.")] = "xdeepserve",
+    batch: Annotated[str, typer.Option(help="Sequences a die decodes: numbers with commas.")] = "60,96,192",
+    context: Annotated[int, typer.Option(min=1, help="Tokens each sequence attends to.")] = 3000,
+    tokens: Annotated[
+        int, typer.Option(min=256, help="Tokens routed and counted, and others to judge by.")
+    ] = 16384,
+    slices: Annotated[int, typer.Option(min=1, help="Slices of time in which rows are counted.")] = 4,
+    priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
+    pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the profile.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the made model and of the tokens.")] = 0,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write every layer's figures here.")] = None,
+) -> int:
+    """Balance experts by what a router chose, and price one MoE layer of the busiest die; starts no ranks."""
+    from serving.eplb.plan import EplbSetting
+    from serving.eplb.report import figures, table
+    from serving.pricing import PricedModel
+
+    if model is not None and expert_skew is not None:
+        raise UsageError("--expert-skew and --model: a given checkpoint has the skew it has; leave one out")
+    profile = load_profile(pod, overrides(settings or []))
+    priced = PricedModel.load(priced_as, profile)
+    topology = Topology.from_profile(profile, ranks)
+    nodes = len({topology.node_of(rank) for rank in range(ranks)})
+    with _opened(model, 18.0 if expert_skew is None else expert_skew, seed) as router:
+        groups, top_k = router.config.n_group, router.config.num_experts_per_tok
+        cases = [
+            EplbSetting(ranks, redundant_experts, size, context, policy, groups, top_k, nodes)
+            for size in _batches(batch)
+        ]
+        found = figures(router, priced, cases, tokens, slices, seed)
+    Console(width=_WIDTH).print(table(found, policy, redundant_experts))
+    if json_out:
+        json_out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+@contextmanager
+def _opened(model: Path | None, skew: float, seed: int) -> Iterator[Model]:
+    from serving.model import load_model, make_skewed_checkpoint
+
+    if model is not None:
+        yield load_model(model)
+        return
+    with tempfile.TemporaryDirectory() as made:
+        make_skewed_checkpoint(made, "mini", seed, skew=skew, overwrite=True)
+        yield load_model(made)
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--batch {text}: numbers with commas, for example 60,96,192") from None
+    if min(sizes) < 1:
+        raise UsageError(f"--batch {text}: at least 1 each")
+    return sizes

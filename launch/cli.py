@@ -57,6 +57,7 @@ _COMMANDS = {
     "prices": "launch.cmd_prices",
     "decode": "launch.cmd_decode",
     "eplb": "launch.cmd_eplb",
+    "chaos": "launch.cmd_chaos",
 }
 
 

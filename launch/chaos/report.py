@@ -1,0 +1,135 @@
+"""What a campaign of plans has shown: one record a plan, the sums, the coverage matrix, a table. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from emulator.faults import STATES, FaultPlan
+from emulator.faults.kinds import KILLS
+from launch.chaos.history import Answers
+from launch.chaos.rounds import PS_PER_S, Served
+from serving.request import RequestSpec
+
+OTHER = "time or operation"
+SURVIVABLE_SHARE = 0.95
+
+
+def in_flight(served: Served, specs: Sequence[RequestSpec], at_ps: int) -> int:
+    """Requests that have arrived and not ended at a time."""
+    ends = {e.request: e.times_ps[-1] for e in served.endings if e.times_ps}
+    return sum(spec.arrival_ps <= at_ps < ends.get(spec.request_id, at_ps + 1) for spec in specs)
+
+
+def record(
+    served: Served,
+    specs: Sequence[RequestSpec],
+    answers: Answers,
+    violations: Sequence[str],
+    calm_ps: int,
+) -> dict[str, Any]:
+    """Everything worth keeping of one plan.
+
+    Args:
+        served: the run.
+        specs: its requests.
+        answers: the reference's.
+        violations: what did not hold.
+        calm_ps: time of the last token without faults.
+    """
+    faults = served.faults
+    for row in faults:
+        if row["fired"]:
+            row["in_flight"] = in_flight(served, specs, row["fired_ps"])
+    exact = sum(
+        e.error is None and answers.get(e.request) == (e.tokens, e.logits_sha256) for e in served.endings
+    )
+    last = max((e.times_ps[-1] for e in served.endings if e.times_ps), default=0)
+    restarts = [_restart(served, number) for number in range(1, len(served.lives))]
+    return {
+        "seed": served.plan.seed,
+        "plan": served.plan.as_dict(),
+        "faults": faults,
+        "requests": len(specs),
+        "exact": exact,
+        "failed": sum(e.error is not None for e in served.endings),
+        "recomputed": sum(len(life.round.requests) for life in served.lives[1:]),
+        "restarts": restarts,
+        "last_token_ps": last,
+        "goodput_lost": max(0.0, 1 - calm_ps / last) if last else 1.0,
+        "trace_sha256": [(life.machine or {}).get("trace_sha256") for life in served.lives],
+        "wall_s": round(served.wall_s, 3),
+        "violations": list(violations),
+    }
+
+
+def _restart(served: Served, number: int) -> dict[str, Any]:
+    before, after = served.lives[number - 1], served.lives[number]
+    down = before.round.start_ps + (before.down_ps or 0)
+    killed = [
+        row["fired_ps"]
+        for row in served.faults
+        if row["fired"] and row["kind"] in KILLS and row.get("round") == number - 1
+    ]
+    tokens = [e.times_ps[0] for e in served.endings if e.round == number and e.times_ps]
+    first = min(tokens, default=after.round.start_ps)
+    return {"killed_ps": min(killed, default=down), "up_ps": after.round.start_ps, "first_token_ps": first}
+
+
+def coverage(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Faults that fired, by kind and by the state of the request they met."""
+    table: dict[str, Counter[str]] = {}
+    for entry in records:
+        for row in entry["faults"]:
+            if row["fired"]:
+                when = entry["plan"]["fault"][row["fault"]].get("at_request")
+                table.setdefault(row["kind"], Counter())[when["state"] if when else OTHER] += 1
+    return {kind: {state: counts[state] for state in (*STATES, OTHER)} for kind, counts in table.items()}
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The campaign in numbers."""
+    requests = sum(r["requests"] for r in records)
+    fired = [[row for row in r["faults"] if row["fired"]] for r in records]
+    up = [s["first_token_ps"] - s["killed_ps"] for r in records for s in r["restarts"]]
+    count = max(1, len(records))
+    return {
+        "plans": len(records),
+        "violations": sum(bool(r["violations"]) for r in records),
+        "exact_share": sum(r["exact"] for r in records) / max(1, requests),
+        "failed": sum(r["failed"] for r in records),
+        "recomputed": sum(r["recomputed"] for r in records),
+        "plans_with_a_kill": sum(any(f["kind"] in KILLS for f in rows) for rows in fired) / count,
+        "plans_with_two_faults": sum(len(rows) > 1 for rows in fired) / count,
+        "plans_with_8_in_flight": sum(any(f["in_flight"] >= 8 for f in rows) for rows in fired) / count,
+        "plans_that_never_fired": [r["seed"] for r, rows in zip(records, fired, strict=True) if not rows],
+        "mean_recovery_s": sum(up) / len(up) / PS_PER_S if up else None,
+        "longest_recovery_s": max(up) / PS_PER_S if up else None,
+        "mean_goodput_lost": sum(r["goodput_lost"] for r in records) / count,
+        "wall_s_a_plan": sum(r["wall_s"] for r in records) / count,
+    }
+
+
+def coverage_table(matrix: Mapping[str, Mapping[str, int]]) -> Table:
+    """The coverage matrix as a table."""
+    table = Table("fault", *STATES, OTHER, title="faults that fired, by the state of the request they met")
+    for kind, counts in matrix.items():
+        table.add_row(kind, *(str(counts[state]) for state in (*STATES, OTHER)))
+    return table
+
+
+def summary_table(numbers: Mapping[str, Any]) -> Table:
+    """The campaign's numbers as a table."""
+    table = Table("of the campaign", "value")
+    for name, value in numbers.items():
+        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    return table
+
+
+def replay_command(plan: FaultPlan, path: str, num_ranks: int, num_requests: int) -> str:
+    """The command that runs a plan again."""
+    return f"superpod chaos -n {num_ranks} --requests {num_requests} --plan {path}  # seed {plan.seed}"

@@ -28,6 +28,7 @@ from emulator.errors import SuperpodError, UsageError
 from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
+from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
 from serving.job import ReplayJob, read_reference, read_results
 from serving.model import ModelConfig, SamplingParams, preset_config
@@ -114,6 +115,9 @@ def register(app: typer.Typer) -> None:
         prepare: Annotated[
             Path | None, typer.Option(help="Only write the job there, to run it under your own mpirun.")
         ] = None,
+        faults: Annotated[
+            Path | None, typer.Option(help="Break things as this plan (TOML or JSON) says.")
+        ] = None,
         progress: Annotated[
             bool, typer.Option("--progress", help="Show progress even if stderr is no terminal.")
         ] = False,
@@ -130,6 +134,10 @@ def register(app: typer.Typer) -> None:
                 f"{unused[0]}: a prepared replay has no result yet; leave out --prepare, or give --json to "
                 "superpod replay-report"
             )
+        plan_of_faults = None
+        if faults is not None:
+            refuse_with_faults(transport, trace_out, schedule_out, schedule_from, compare_schedule, prepare)
+            plan_of_faults = load_checked(faults, num_ranks, pod, settings)
         fixed = None if schedule_from is None else Schedule.read(schedule_from)
         compared = None if compare_schedule is None else Schedule.read(compare_schedule)
         lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)
@@ -161,8 +169,21 @@ def register(app: typer.Typer) -> None:
                     opening.wait()
                     prepared.write(plan, place, machine_config(plan, place, running))
                     return 0
+                if plan_of_faults is not None:
+                    with _reference(own) if check_reference else nullcontext() as reference:
+                        return replay_under(plan, plan_of_faults, own, opening, reference, json_out)
                 result = run_replay(plan, own, running, opening)
         return tell(result, json_out)
+
+
+def refuse_with_faults(transport: str, *others: Path | None) -> None:
+    """Refuse options that a replay under faults has no meaning for. Raises UsageError."""
+    if transport != "shared":
+        raise UsageError(f"--faults: ranks die, which --transport {transport} cannot survive: use shared")
+    if any(path is not None for path in others):
+        raise UsageError(
+            "--faults: leave out --trace-out, --prepare, --schedule-out, --schedule-from, --compare-schedule"
+        )
 
 
 @contextmanager

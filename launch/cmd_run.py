@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from emulator.config import DELIVERIES, MPI_PLANES, TRANSPORTS, environment_config
+from emulator.config import DELIVERIES, FAULTS_KEY, MPI_PLANES, TRANSPORTS, environment_config
 from emulator.errors import UsageError
 from launch import run
 
@@ -144,6 +145,9 @@ def run_command(
     ] = "natural",
     mpi_over: Annotated[str, typer.Option(help="Plane that carries messages: ub, rdma or vpc.")] = "ub",
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Survivors outlive a rank.")] = False,
+    faults: Annotated[
+        Path | None, typer.Option(help="Break things as this plan (TOML or JSON) says.")
+    ] = None,
     check_races: Annotated[
         bool, typer.Option("--check-races", help="Report races of the windows at the end; exit 1 with any.")
     ] = False,
@@ -175,6 +179,7 @@ def run_command(
     if check_races and trace_out is not None:
         raise UsageError("--check-races keeps its own records: run without --trace-out")
     with contextlib.ExitStack() as held:
+        report = _with_faults(held, config, faults, num_ranks)
         if check_races:
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-races-"))
             config.update(check_races=True, trace=folder)
@@ -189,7 +194,38 @@ def run_command(
             measure_memory=json_out is not None,
             started_s=run.command_start_s(),
         )
+        fault_log = read_fault_log(report)
         races = report_races(folder) if check_races and result.exit_code == 0 else 0
     if json_out is not None:
-        write_out("--json", json_out, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+        write_out("--json", json_out, json.dumps(dataclasses.asdict(result) | fault_log, indent=2) + "\n")
     return result.exit_code or races
+
+
+def _with_faults(
+    held: contextlib.ExitStack, config: dict[str, Any], plan: Path | None, num_ranks: int
+) -> Path | None:
+    """Put a fault plan into the configuration, checked; return where the run's report will be, if there is a
+    plan. Raises UsageError."""
+    plan = plan or (Path(given) if (given := os.environ.get(FAULTS_KEY)) else None)
+    if plan is None:
+        return None
+    from launch.replay_faults import load_checked
+
+    loaded = load_checked(plan, num_ranks, config["profile"], config["set"])
+    config.update(faults=str(plan.resolve()), keep_going=config["keep_going"] or loaded.kills)
+    if config.get("report") is None:
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-faults-"))
+        config["report"] = str(Path(folder) / "report.json")
+    return Path(config["report"])
+
+
+def read_fault_log(report: Path | None) -> dict[str, Any]:
+    """Return `faults` of a run's report, and say which never fired; nothing without a plan or a report."""
+    if report is None or not report.exists():
+        return {}
+    from emulator.faults.log import never_fired
+
+    rows = json.loads(report.read_text()).get("faults", [])
+    if (idle := never_fired(rows)) is not None:
+        print(f"superpod: {idle}", file=sys.stderr)
+    return {"faults": rows}

@@ -28,7 +28,7 @@ from launch.run import check_start
 from serving.replay import Replay
 
 _FAILED = 1
-_DEFAULT_KINDS = ("kill", "freeze", "slow", "gc_pause")
+_DEFAULT_KINDS = ("kill", "kill_in_lock", "freeze", "slow", "gc_pause")
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import emulator
 from emulator.errors import DeadlockError, RankLostError
@@ -60,7 +60,13 @@ def serve_on(
     """Be the rank whose device this is, to the line of result."""
     progress = Progress(directory, device.num_ranks)
     progress.update(device.rank, 0, 0)
-    engine, record, kv = build(common, specs, device, progress)
+    try:
+        engine, record, kv = build(common, specs, device, progress)
+    except (RankLostError, DeadlockError):
+        if not device.board.dead.any():
+            raise
+        append_result(directory, _never_served(device))
+        return
     if device.faults.active:
         engine.ended = lambda request: append_ending(directory, record.ending(device.rank, request))
     start_ps = device.now_ps
@@ -75,6 +81,13 @@ def serve_on(
     kv.check_integrity()
     record.work.kv_blocks_allocated, record.work.kv_blocks_freed = kv.pages_allocated, kv.pages_freed
     append_result(directory, record.as_dict(device.rank, device.now_ps))
+
+
+def _never_served(device: emulator.Device) -> dict[str, Any]:
+    """The line of a rank whose pod lost another while it started: it has had no request."""
+    record = RankRecord()
+    record.time.add("other", device.now_ps)
+    return record.as_dict(device.rank, device.now_ps)
 
 
 def build(

@@ -1,0 +1,149 @@
+# ruff: noqa: E501  (one row a broken build)
+"""Deliberately broken builds, and a tool that says which of them the tests find.
+
+    python tests/mutation/broken_builds.py [NAME …]
+
+Each is one replaced line of a source file and the quickest test that should notice. The tool copies the tree
+to a temporary directory and changes only the copy. Exit code 0: at most two were missed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_MISSED = 2
+_LIMIT_S = 120
+
+
+class Broken(NamedTuple):
+    """A broken build: in `file`, the first `line` becomes `wrong`; `test` should fail (path, then -k)."""
+
+    name: str
+    file: str
+    line: str
+    wrong: str
+    test: str
+
+
+KV, SCHEDULER, INJECTOR = "serving/model/kv_cache.py", "serving/scheduler.py", "emulator/faults/injector.py"
+HISTORY, RESTART, LIST = "launch/chaos/history.py", "serving/restart.py", "emulator/freelist.py"
+PLAN, GENERATE, FORWARD = "emulator/faults/plan.py", "emulator/faults/generate.py", "serving/forward.py"
+ENGINE, DISPATCH, PLACEMENT = "serving/engine.py", "serving/dispatch.py", "serving/placement.py"
+T_KV, T_SCHEDULER, T_CHAOS = (
+    "tests/model/test_kv_cache.py",
+    "tests/serving/test_scheduler.py",
+    "tests/faults/test_chaos.py",
+)
+T_INJECTOR, T_PLAN = "tests/faults/test_injector.py", "tests/faults/test_plan.py"
+T_ENGINE, T_LIST, T_PLACE = (
+    "tests/serving/test_serving_engine.py",
+    "tests/machine/test_freelist.py",
+    "tests/serving/test_placement.py",
+)
+T_DISPATCH, T_RMW = "tests/serving/test_request_dispatch.py", "tests/machine/test_rmw.py"
+
+BUILDS = (
+    Broken("block freed twice", KV, "self._free.extend(reversed(table))", "self._free.extend(table * 2)", T_KV),
+    Broken("block never freed", KV, "self._free.extend(reversed(table))", "pass", T_KV),
+    Broken("freed blocks not counted", KV, "self.pages_freed += len(table)", "pass", T_KV),
+    Broken("append without room", KV, "if needed > len(self._free):", "if False:", T_KV),
+    Broken("a page too few", KV, "positions % self.page_size", "0", T_KV),
+    Broken("padding page given away", KV, "list(range(num_pages, 0, -1))", "list(range(num_pages - 1, -1, -1))", T_KV),
+    Broken("length kept after free", KV, "del self._lengths[sequence]", "pass", T_KV),
+    Broken("KV not given back", SCHEDULER, "self.kv_blocks_used -= self.limits.blocks(request.spec)", "pass", T_SCHEDULER),
+    Broken("admitted without room", SCHEDULER, "if not self.has_room(self.waiting[0].spec):", "if False:", T_SCHEDULER),
+    Broken("load not given back", SCHEDULER, "self.outstanding -= segment.priced_count", "pass", T_SCHEDULER),
+    Broken("step not counted", SCHEDULER, "segment.request.num_computed += segment.count", "pass", T_SCHEDULER),
+    Broken("budget ignored", SCHEDULER, "budget -= segment.priced_count", "pass", T_SCHEDULER),
+    Broken("too large served", SCHEDULER, "if reason is not None:", "if False:", T_SCHEDULER),
+    Broken("ended twice", "serving/request.py", "self.num_ends += 1", "self.num_ends += 2", T_ENGINE),
+    Broken("token kept twice", "serving/request.py", "self.outputs.append(token)", "self.outputs += [token, token]", T_ENGINE),
+    Broken("ended request not released", ENGINE, "self._forward.release(request.spec.request_id)", "pass", T_ENGINE),
+    Broken("logits not hashed", ENGINE, "digest.update(row.numpy().tobytes())", "pass", T_ENGINE),
+    Broken("sampler at a wrong position", ENGINE, "request.spec, len(request.outputs))", "request.spec, 0)", T_ENGINE),
+    Broken("everything to rank 0", DISPATCH, "int(np.argmin(loads))", "0", T_DISPATCH),
+    Broken("load not noted", DISPATCH, "loads[rank] += spec.priced_total", "pass", T_DISPATCH),
+    Broken("handed out early", DISPATCH, "and arrival <= now_ps:", "and True:", T_DISPATCH),
+    Broken("replica never used", PLACEMENT, "(positions[:, None] + rank) % self.num_replicas[experts]", "0 * experts", T_PLACE),
+    Broken("replica on its own rank", PLACEMENT, "if expert not in held[rank]]", "if True]", T_PLACE),
+    Broken("replica not in the table", PLACEMENT, "where[expert].append(rank * slots + local)", "where[expert] = where[expert] or [rank * slots + local]", T_PLACE),
+    Broken("hole not joined", LIST, "if start + size == after:", "if False:", T_LIST),
+    Broken("piece given away twice", LIST, "self._holes[at : at + 1] = [hole for hole in rest if hole[1]]", "pass", T_LIST),
+    Broken("double release accepted", LIST, "(low and sum(low[0]) > start)", "False", T_LIST),
+    Broken("compare always succeeds", "emulator/rmw.py", "return operand if old == compare else old", "return operand", T_RMW),
+    Broken("freeze ends late", INJECTOR, "(left := begin + (fault.duration_ps or 0) - now)", "(left := fault.duration_ps or 0)", T_INJECTOR),
+    Broken("slow never undone", INJECTOR, "return lambda: self._factors.remove(factor)", "return lambda: None", T_INJECTOR),
+    Broken("states not counted", INJECTOR, "at.count <= count", "True", T_INJECTOR),
+    Broken("fires for others", INJECTOR, "at.request in (None, request)", "True", T_INJECTOR),
+    Broken("fired not noted", INJECTOR, "self.fired(index, start)", "pass", T_INJECTOR),
+    Broken("seed ignored", PLAN, 'f"{self.seed}:{i}"', 'f"0:{i}"', T_PLAN),
+    Broken("unknown rank accepted", PLAN, "not 0 <= fault.rank < num_ranks", "False", T_PLAN),
+    Broken("wrong token accepted", HISTORY, "!= (e.tokens, e.logits_sha256)", "== ()", T_CHAOS),
+    Broken("lost request accepted", HISTORY, "if counts[spec.request_id] != 1", "if counts[spec.request_id] > 1", T_CHAOS),
+    Broken("leak accepted", HISTORY, 'if work["kv_blocks_allocated"] != work["kv_blocks_freed"]:', "if False:", T_CHAOS),
+    Broken("answer served twice", RESTART, 'if entry["rank"] not in reported]', "if True]", T_CHAOS),
+    Broken("ended request served again", RESTART, "if request not in gone)", "if True)", T_CHAOS),
+)  # fmt: skip
+"""Forty of them."""
+
+
+def copy_tree(to: Path) -> Path:
+    """Copy what a test needs and return the copy's root."""
+    skip = shutil.ignore_patterns(
+        ".git", ".venv", "__pycache__", ".*_cache", "out", "*.egg-info", ".hypothesis"
+    )
+    return Path(shutil.copytree(ROOT, to / "tree", ignore=skip, symlinks=True))
+
+
+def change(root: Path, build: Broken) -> str:
+    """Break the copy; return the file's text from before. Raises SystemExit if the line is not there."""
+    file = root / build.file
+    text = file.read_text()
+    if build.line not in text:
+        raise SystemExit(f"{build.name}: {build.file} has no {build.line!r}")
+    file.write_text(text.replace(build.line, build.wrong, 1))
+    return text
+
+
+def is_found(root: Path, build: Broken) -> bool:
+    """Whether the build's test fails, in a copy that has been broken; a hang counts as found."""
+    path, _, choice = build.test.partition(" ")
+    options = ["-q", "-x", "-p", "no:cacheprovider", *(["-k", choice] if choice else [])]
+    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", *options, str(root / path)]
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{build.name}: its test did not run: {done.stdout[-500:]}{done.stderr[-300:]}")
+    return done.returncode == 1
+
+
+def main(names: list[str]) -> int:
+    """Break each build in turn; print what was found, and the missed."""
+    builds = [build for build in BUILDS if not names or build.name in names]
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="superpod-mutations-") as folder:
+        root = copy_tree(Path(folder))
+        for build in builds:
+            text = change(root, build)
+            found = is_found(root, build)
+            (root / build.file).write_text(text)
+            missed += [] if found else [build.name]
+            print(f"{'found ' if found else 'MISSED'} {build.name}", flush=True)
+    print(f"{len(builds) - len(missed)} of {len(builds)} found; missed: {', '.join(missed) or 'none'}")
+    return int(len(missed) > MOST_MISSED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,18 @@
 """The machine: clock and event engine, topology and prices, memory and ports of one NPU die per process."""
 
-from emulator.context import barrier, compute, device, finalize, init, now, now_ps, num_ranks, rank, sleep_ps
+from emulator.context import (
+    barrier,
+    compute,
+    device,
+    finalize,
+    init,
+    now,
+    now_ps,
+    num_ranks,
+    rank,
+    sleep_ps,
+    start_clock,
+)
 from emulator.device import Device
 
 __all__ = [
@@ -15,4 +27,5 @@ __all__ = [
     "num_ranks",
     "rank",
     "sleep_ps",
+    "start_clock",
 ]

@@ -49,6 +49,7 @@ def _fields(
         ("snapshot", "i8", (num_ranks, SNAPSHOTS)),
         ("ledger", "i8", (num_ranks, LEDGER_SIZE)),
         ("pool", "u1", (num_ranks, staging_bytes // CHUNK)),
+        ("wall", "i8", (num_ranks, 8)),
         ("faults", "i8", (num_faults, 4)),
     ]
 
@@ -68,7 +69,8 @@ class Board:
         snapshot: int64 [n, SNAPSHOTS], operation number of a get under way, negated once its bytes are
             captured. ledger: int64 [n, LEDGER_SIZE], see `emulator.ledger`. pool: uint8 [n, chunks], how many
             pieces of staged data touch a chunk of the rank's pool; 0 where it is free. faults: int64
-            [faults, 4], log of the plan's faults, see `emulator.faults.injector`.
+            [faults, 4], log of the plan's faults, see `emulator.faults.injector`. wall: int64 [n, 8], what
+            the rank found out about its host, see `emulator.wall`.
     """
 
     header: npt.NDArray[np.int64]
@@ -86,6 +88,7 @@ class Board:
     ledger: npt.NDArray[np.int64]
     pool: npt.NDArray[np.uint8]
     faults: npt.NDArray[np.int64]
+    wall: npt.NDArray[np.int64]
 
     HEADER_JOB = 0
     HEADER_DONE = 1

@@ -28,6 +28,17 @@ TRANSPORTS = ("shared", "rma")
 ENGINES = ("auto", "c", "python")
 DELIVERIES = ("natural", "adversarial")
 MOVERS = ("mte", "dma")
+CLOCKS = ("virtual", "wall")
+COMPUTES = ("priced", "measured")
+CLOCK_KEYS = {
+    "clock": "SUPERPOD_CLOCK",
+    "dilation": "SUPERPOD_DILATION",
+    "spin_below_us": "SUPERPOD_SPIN_BELOW_US",
+    "grace_s": "SUPERPOD_GRACE_S",
+    "compute": "SUPERPOD_COMPUTE",
+    "compute_factor": "SUPERPOD_COMPUTE_FACTOR",
+}
+"""Variables that say what the clock is, where the configuration does not."""
 MPI_PLANES = ("ub", "rdma", "vpc")
 
 
@@ -59,6 +70,12 @@ class RunConfig:
         trace: directory for one record file per rank, or None.
         report: path of the result JSON the lowest living rank writes at the end, or None.
         faults: path of a fault plan (TOML or JSON), or None; the variable SUPERPOD_FAULTS gives it too.
+        clock: "virtual", or "wall": delays are really slept.
+        dilation: wall clock: host seconds one emulated second takes.
+        spin_below_us: wall clock: spin for the last so many host µs of a sleep.
+        grace_s: wall clock: host seconds a rank may be late before the others go on without it.
+        compute: "priced", or "measured": the thread's real time times `compute_factor` (wall clock only).
+        compute_factor: emulated seconds per second of real compute.
         job: name of the run in `/dev/shm` file names; empty: drawn at start.
     """
 
@@ -84,6 +101,12 @@ class RunConfig:
     trace: str | None = None
     report: str | None = None
     faults: str | None = None
+    clock: str = "virtual"
+    dilation: float = 1.0
+    spin_below_us: float = 0.0
+    grace_s: float = 2.0
+    compute: str = "priced"
+    compute_factor: float = 1.0
     job: str = ""
 
     def __post_init__(self) -> None:
@@ -93,6 +116,7 @@ class RunConfig:
         _choice("delivery", self.delivery, DELIVERIES)
         _choice("engine_default", self.engine_default, MOVERS)
         _choice("mpi_over", self.mpi_over, MPI_PLANES)
+        check_clock(self)
         if self.check_races and self.trace is None:
             raise UsageError(
                 "configuration: check_races keeps its records in the trace directory: give trace"
@@ -120,6 +144,7 @@ def read_config(
     """
     text = (os.environ if environ is None else environ).get(ENVIRONMENT_KEY, "")
     merged = {**_parse(text), **(overrides or {})}
+    merged = {**environment_clock(os.environ if environ is None else environ), **merged}
     plan = (os.environ if environ is None else environ).get(FAULTS_KEY)
     if plan and merged.get("faults") is None:
         merged["faults"] = plan
@@ -131,6 +156,42 @@ def environment_config(environ: Mapping[str, str] | None = None) -> dict[str, An
     values = _parse((os.environ if environ is None else environ).get(ENVIRONMENT_KEY, ""))
     RunConfig(**{key: _typed(key, value) for key, value in values.items()})
     return values
+
+
+def environment_clock(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys of the clock that the environment's variables give.
+
+    Raises:
+        UsageError: a value that is no number where one is needed.
+    """
+    found: dict[str, Any] = {}
+    for key, name in CLOCK_KEYS.items():
+        if text := environ.get(name):
+            found[key] = text if isinstance(_DEFAULTS[key], str) else number_of(name, text)
+    return found
+
+
+def number_of(name: str, text: str) -> float:
+    """The number that `text` is. Raises UsageError."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{name}: a number is needed, got {text!r}") from None
+    return value
+
+
+def check_clock(config: RunConfig) -> None:
+    """Refuse clock settings that mean nothing. Raises: UsageError."""
+    _choice("clock", config.clock, CLOCKS)
+    _choice("compute", config.compute, COMPUTES)
+    bounds = {"dilation": (1e-6, 1e9), "compute_factor": (1e-6, 1e9), "grace_s": (0.0, 1e6)}
+    bounds["spin_below_us"] = (0.0, 1e6)
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if not low <= value <= high:  # also refuses what is no number
+            raise UsageError(f"configuration: {name} must be {low:g} to {high:g}, got {value!r}")
+    if config.compute == "measured" and config.clock != "wall":
+        raise UsageError("configuration: compute measured takes real time: use it with the wall clock")
 
 
 def read_jitter(environ: Mapping[str, str] | None = None) -> tuple[float, int, int] | None:

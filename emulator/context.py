@@ -9,11 +9,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from emulator import wall
 from emulator.board import Board, board_bytes
+from emulator.clock import wall_table
 from emulator.config import RunConfig, read_config, read_jitter
 from emulator.device import Device
 from emulator.engine import core_available, engine_attach, engine_bytes, engine_create
@@ -96,6 +99,9 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
     if (jitter := read_jitter()) is not None:
         engine.set_jitter(jitter[0], jitter[1], jitter[2] * transport.num_ranks + transport.rank)
     faults = Injector(plan, transport.rank, engine, board.faults) if plan else NoFaults()
+    if config.clock == "wall":
+        wall.measure_host(engine, board, transport.rank)
+        wall.warn_early(config, settings, board, transport.rank)
     return Device(config, profile, topology, transport, engine, board, load_rows(config.engine), faults)
 
 
@@ -112,6 +118,7 @@ def _engine_settings(config: RunConfig, profile: Profile, num_ranks: int) -> Eng
         wall_deadline_s=config.wall_deadline_s,
         keep_going=config.keep_going,
         trace_records=_TRACE_RECORDS if config.trace is not None else 0,
+        wall=wall.engine_settings(config),
     )
 
 
@@ -156,6 +163,12 @@ def compute(
     device().compute(ps, flops=flops, bytes=bytes, kernel=kernel)
 
 
+def start_clock() -> None:
+    """Wall clock: forget the host time that setting up took. All ranks call it, after they have met in a
+    barrier; under the virtual clock it does nothing."""
+    device().engine.start_clock()
+
+
 def sleep_ps(ps: int) -> None:
     """Let virtual time pass."""
     device().sleep_ps(ps)
@@ -182,6 +195,8 @@ def finalize() -> dict[str, Any] | None:
         _stop_watching.pop()()
     first = int(ending.board.dead.argmin())  # the lowest rank that lives
     result = run_result(ending) if ending.rank == first else None
+    if result is not None and "wall" in result:
+        print(wall_table(result["wall"]), file=sys.stderr, flush=True)
     if result is not None and ending.config.report is not None:
         Path(ending.config.report).write_text(json.dumps(result, indent=1) + "\n")
     ending.memory.close()
@@ -235,6 +250,7 @@ def run_result(ending: Device) -> dict[str, Any]:
         "ledger": total(board.ledger).as_dict(),
         "dead_ranks": ending.engine.dead_ranks(),
         **({"faults": as_rows(ending.faults.plan, board.faults)} if ending.faults.active else {}),
+        **wall.result_of(ending.config, ending.engine, board, int(board.end_ps.max())),
         "host": {
             "transport": ending.config.transport,
             "rows": ending.rows.name,

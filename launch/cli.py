@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from emulator.errors import SuperpodError, UsageError
+from launch.clock_options import add_clock_options, environment_kept
 
 USAGE_EXIT = 2
 _registered: set[str] = set()
@@ -80,7 +81,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit code; the console script passes it to `sys.exit`."""
     try:
         _register(sys.argv[1:] if argv is None else argv)
-        code = app(args=argv, standalone_mode=False)
+        command: Any = typer.main.get_command(app)
+        add_clock_options(command)
+        with environment_kept():
+            code = command(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as e:
         return _complain(str(e))

@@ -72,14 +72,6 @@ def write_out(option: str, path: Path, text: str) -> None:
         raise UsageError(f"{option} {path}: cannot be written: {e.strerror}") from None
 
 
-def check_clock(value: str) -> None:
-    """Accept the virtual clock. Raises UsageError for the wall clock, which is not built yet, and for
-    anything else."""
-    if value == "wall":
-        raise UsageError("--clock wall is not built yet: use --clock virtual")
-    check_choice("--clock", value, ("virtual",))
-
-
 def check_pod(num_ranks: int, pod: str, overrides: dict[str, str]) -> None:
     """Check profile, overrides and size. Raises UsageError: unknown profile or key, or more ranks than the
     pod has."""
@@ -137,7 +129,6 @@ def run_command(
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
     overrides: Overrides = None,
-    clock: Annotated[str, typer.Option(help="Only virtual so far.")] = "virtual",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     delivery: Annotated[
         str,
@@ -163,7 +154,6 @@ def run_command(
     argv = [*(["-m", module] if module else []), *(program or [])]
     if not argv:
         raise UsageError("superpod run: name a program, e.g. superpod run -n 16 app.py")
-    check_clock(clock)
     check_choice("--transport", transport, TRANSPORTS)
     check_choice("--delivery", delivery, DELIVERIES)
     check_choice("--mpi-over", mpi_over, MPI_PLANES)

@@ -135,6 +135,23 @@ class PlaneConfig(NamedTuple):
     read_bytes_per_s: tuple[int, int, int, int]
 
 
+class WallConfig(NamedTuple):
+    """The wall clock; all zero for the virtual one.
+
+    dilation_ppm: host time per emulated time, millionths.
+    grace_ns: host time a running rank may be late before the others go on without it.
+    spin_ns: spin, instead of sleeping, for this last part of a sleep.
+    delays: how many of its last delays each rank keeps for the report.
+    measured_ppm: charge the thread's real time times this, millionths, for compute; 0: the price.
+    """
+
+    dilation_ppm: int = 0
+    grace_ns: int = 0
+    spin_ns: int = 0
+    delays: int = 0
+    measured_ppm: int = 0
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """What the engine needs to know of the machine. Tuples of four are indexed by link class.
@@ -165,6 +182,7 @@ class EngineConfig:
         inbox_entries: ring of records that a rank has not taken yet.
         schedule_bytes: room for the steps of one rank's schedule, a multiple of 64; a longer one costs a
             wake-up for each piece.
+        wall: the wall clock, if the run has it.
     """
 
     num_ranks: int
@@ -193,6 +211,7 @@ class EngineConfig:
     conditions: int = 256
     inbox_entries: int = 4096
     schedule_bytes: int = 65536
+    wall: WallConfig = WallConfig()
 
 
 class LogRef(NamedTuple):
@@ -475,6 +494,20 @@ class Engine(Protocol):
         """32 bytes: over every reservation of that rank's ports in key order, and over its own calls (kind,
         start, end, peer, bytes) in program order. Stable once the rank has finished and nothing is under
         way."""
+
+    def start_clock(self) -> None:
+        """Wall clock: all living ranks meet on the host, and time goes on from the latest clock among them.
+        Nothing under the virtual clock. Raises WallDeadlineError if some rank does not come."""
+
+    def wall(self, rank: int) -> "tuple[Int64Array, Int64Array]":
+        """Sums and last delays of a rank under the wall clock, host ns.
+
+        Returns:
+            int64 [9]: delays, requested, achieved, sum of |achieved - requested|, delays off by more than
+            5 %, worst lateness, times the others went on without this rank, by how much in all (ps), and
+            CLOCK_MONOTONIC at emulated time 0;
+            int64 [k, 4]: requested, achieved, lateness and kind (`codes.W_...`) of its last k delays.
+        """
 
     def statistics(self) -> Statistics:
         """See Statistics."""

@@ -41,6 +41,7 @@ class BaseEngine(Checks):
         self._open: dict[int, int] = {}  # channel -> slot of an exchange posted and not yet waited for
         self._finished = False
         self._channels = cfg.channels
+        self._paced, self._measured = cfg.wall.dilation_ppm > 0, cfg.wall.measured_ppm > 0
         self._groups: dict[int, int] = {}  # channel -> size of the group that I opened there
 
     # ---- calls
@@ -52,6 +53,9 @@ class BaseEngine(Checks):
         if self._finished or not 0 <= ps <= LIMIT_PS:
             self._alive("compute")
             self._amount("compute", "ps", ps)
+        if self._measured:
+            self._measure()
+            return
         code = self._compute(ps, kind, publish)
         if code:
             self._raise(code)
@@ -60,6 +64,8 @@ class BaseEngine(Checks):
         self._alive("sleep")
         self._amount("sleep", "ps", ps)
         self._end(self._compute(ps, 0, True))
+        if self._paced:
+            self._end(self._pace())
 
     def put(
         self,
@@ -287,6 +293,15 @@ class BaseEngine(Checks):
                 f"{call}: record_bytes[{-bad - 1}] is {sizes[-bad - 1]}, must be 0 to {RECORD_LIMIT}",
                 rank=self.rank,
             )
+
+    # ---- the wall clock
+    def start_clock(self) -> None:
+        if self._paced:
+            self._end(self._start_clock())
+
+    def wall(self, rank: int) -> tuple[Int64Array, Int64Array]:
+        self._rank_arg("wall", rank)
+        return self._wall(rank)
 
     # ---- the end
     def finish(self) -> None:

@@ -44,6 +44,8 @@ def check_config(cfg: EngineConfig) -> None:
         raise UsageError("poll_price_ps * poll_max_polls is more than 2**60 ps")
     if cfg.schedule_bytes < 0 or cfg.schedule_bytes % 64:
         raise UsageError(f"schedule_bytes is {cfg.schedule_bytes}, must be a multiple of 64, at least 0")
+    if min(cfg.wall) < 0:
+        raise UsageError(f"wall: no field may be negative, is {cfg.wall}")
     if cfg.chain_steps < 0 or cfg.trace_records < 0 or cfg.livelock_polls < 1 or cfg.wall_deadline_s <= 0:
         raise UsageError(
             "chain_steps and trace_records must be at least 0, livelock_polls and wall_deadline_s positive"
@@ -75,7 +77,7 @@ def config_numbers(cfg: EngineConfig) -> Int64Array:
     flat += [cfg.call_price_ps, cfg.poll_price_ps, cfg.poll_max_polls, cfg.words_per_rank, cfg.channels]
     flat += [cfg.chain_steps, cfg.log_entries, int(cfg.lookahead), max(1, int(cfg.wall_deadline_s * 1000))]
     flat += [int(cfg.keep_going), cfg.livelock_polls, cfg.trace_records, cfg.node_bytes]
-    flat += [cfg.conditions, cfg.inbox_entries, 1 + len(cfg.planes), cfg.schedule_bytes]
+    flat += [cfg.conditions, cfg.inbox_entries, 1 + len(cfg.planes), cfg.schedule_bytes, *cfg.wall]
     return np.array(flat, dtype=np.int64)
 
 

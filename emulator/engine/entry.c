@@ -18,6 +18,13 @@ static long futex(u32 *word, int op, u32 value, const struct timespec *limit)
     return syscall(SYS_futex, word, op, value, limit, 0, 0);
 }
 
+/* Sleep while the word has the value, until CLOCK_MONOTONIC says until_ns. */
+long sp_futex_until(u32 *word, u32 value, i64 until_ns)
+{
+    struct timespec limit = { until_ns / 1000000000, until_ns % 1000000000 };
+    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &limit, 0, FUTEX_BITSET_MATCH_ANY);
+}
+
 static void jitter(local_t *l)
 {
     if (!l->jitter_ppm) return;
@@ -47,7 +54,7 @@ void sp_mark(ctx_t *x, i64 p)
     if (!c->cfg.keep_going) sp_fail(c, FATAL_LOST, p);
 }
 
-static int acquire(local_t *l)
+int sp_acquire(local_t *l)
 {
     core_t *c = l->c;
     struct timespec limit;
@@ -72,7 +79,7 @@ static int acquire(local_t *l)
     return 1;
 }
 
-static void release(local_t *l, int wake_all)
+void sp_release(local_t *l, int wake_all)
 {
     core_t *c = l->c;
     wake_all |= c->fatal || l->ctx.wake_all;
@@ -142,9 +149,9 @@ static int sleep_until_woken(local_t *l, u32 ticket)
         long rc = futex(&r->word, FUTEX_WAIT, ticket, &limit);
         if (rc && errno == ETIMEDOUT) {
             i64 seen = __atomic_load_n(&c->entries, __ATOMIC_RELAXED);
-            if (seen == entries && acquire(l)) {
+            if (seen == entries && sp_acquire(l)) {
                 if (r->state == BLOCKED) sp_fail(c, FATAL_WALL, l->rank);
-                release(l, 0);
+                sp_release(l, 0);
             }
             entries = seen;
         }
@@ -159,13 +166,15 @@ int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
     core_t *c = l->c;
     rank_t *r = RANK(c, l->rank);
     jitter(l);
-    if (!acquire(l)) return FATAL_WALL;
+    if (c->cfg.dilation && (wait || bound >= INF)) sp_wall_begin(l);
+    if (!sp_acquire(l)) return FATAL_WALL;
     if (c->fatal) {
         int code = (int)c->fatal;
-        release(l, 0);
+        sp_release(l, 0);
         return code;
     }
     if (l->num_posts) r->vain = 0;
+    if (c->cfg.dilation && bound < INF) bound += sp_wall_catch_up(l);
     hand_over(l);
     jitter(l);
     if (wait) block(l, wait, timeout);
@@ -177,20 +186,22 @@ int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
     r->calls[1] = l->calls[1];
     sp_settle(&l->ctx);
     u32 ticket = r->word;
-    release(l, 0);
+    sp_release(l, 0);
     if (!wait) return 0;
-    int code = sleep_until_woken(l, ticket);
+    int code = c->cfg.dilation ? sp_wall_sleep(l, ticket) : sleep_until_woken(l, ticket);
     if (code) return code;
     l->now = l->observed = r->clock;
     l->result = r->result;
     l->records = r->records;
     l->slot = r->slot;
     l->wakes++;
+    if (c->cfg.dilation) sp_wall_end(l, wait);
     return 0;
 }
 
 void sp_begin(local_t *l)
 {
+    if (l->measured_from) sp_charge_measured(l);
 #ifndef BREAK_PRICE
     l->now += l->c->cfg.price;
 #endif
@@ -209,6 +220,7 @@ local_t *sp_attach(core_t *c, i64 rank)
     l->rows = calloc((size_t)c->cfg.n, 4 * sizeof(i32) + sizeof(i64));
     l->open = calloc((size_t)c->cfg.channels, 1);
     l->opened = calloc((size_t)c->cfg.channels, 1);
+    if (c->cfg.dilation) sp_wall_attach(c);
     if (!l->ctx.woken || !l->rows || !l->open || !l->opened) abort();
     return l;
 }
@@ -236,19 +248,19 @@ int sp_flush(local_t *l) { return l->num_posts ? sp_enter(l, 0, -1, l->now + l->
 
 int sp_mark_dead(local_t *l, i64 rank)
 {
-    if (!acquire(l)) return FATAL_WALL;
+    if (!sp_acquire(l)) return FATAL_WALL;
     sp_mark(&l->ctx, rank);
     sp_settle(&l->ctx);
-    release(l, 1); /* all: the dead rank may have decided waits and not woken anybody */
+    sp_release(l, 1); /* all: the dead rank may have decided waits and not woken anybody */
     return 0;
 }
 
 int sp_abort(local_t *l, const char *reason)
 {
-    if (!acquire(l)) return FATAL_WALL;
+    if (!sp_acquire(l)) return FATAL_WALL;
     if (!l->c->fatal) strncpy(l->c->reason, reason, sizeof l->c->reason - 1);
     sp_fail(l->c, FATAL_ABORT, l->rank);
-    release(l, 1);
+    sp_release(l, 1);
     return 0;
 }
 
@@ -263,9 +275,9 @@ void sp_set_trace(local_t *l, int fd) { l->ctx.trace_fd = fd; }
 
 int sp_drain(local_t *l)
 {
-    if (!acquire(l)) return FATAL_WALL;
+    if (!sp_acquire(l)) return FATAL_WALL;
     if (l->ctx.trace_fd >= 0) sp_flush_trace(l->c, l->ctx.trace_fd);
-    release(l, 0);
+    sp_release(l, 0);
     return 0;
 }
 

@@ -20,6 +20,8 @@ typedef struct {
     u64 jitter_state;
     const i64 *sizes; /* of the records of the row I post next, or 0 */
     uint8_t *opened;  /* by channel: I opened a group there */
+    i64 wall_from, wall_t;  /* wall clock: host ns and my time when the call under way began */
+    i64 measured_from;      /* measured compute: my thread's ns when it began, or 0 */
 } local_t;
 
 /* One row of an exchange. in_place: counts and offsets are where sp_next_row says, and what comes is read there. */
@@ -37,6 +39,15 @@ i64 sp_set_sizes(local_t *l, const i64 *sizes, i64 count);
 int sp_wait_rows(local_t *l, const row_args_t *a, i64 slot);
 i64 sp_schedule(local_t *l, const step_t *steps, i64 count, const send_t *sends, i64 puts, i64 step_ps, i64 timeout);
 i64 sp_charged(const send_t *sends, i64 count, i64 *wire);
+int sp_acquire(local_t *l);
+void sp_release(local_t *l, int wake_all);
+long sp_futex_until(u32 *word, u32 value, i64 until_ns);
+void sp_wall_begin(local_t *l);
+i64 sp_wall_catch_up(local_t *l);
+int sp_wall_sleep(local_t *l, u32 ticket);
+void sp_wall_end(local_t *l, i64 kind);
+void sp_wall_attach(const core_t *c);
+void sp_charge_measured(local_t *l);
 int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound);
 void sp_begin(local_t *l);
 void sp_note(local_t *l, i64 kind, i64 start, i64 a, i64 b, i64 d);

@@ -10,7 +10,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
     platform.machine(), 0
 )
-FUTEX_WAIT, FUTEX_WAKE = 0, 1
+FUTEX_WAIT, FUTEX_WAKE, FUTEX_WAIT_BITSET = 0, 1, 9
+PR_SET_TIMERSLACK = 29
 MUTEX_BYTES = 64
 
 
@@ -56,6 +57,19 @@ def futex_wait(address: int, ticket: int, limit: Timespec) -> bool:
         FUTEX_NUMBER, ctypes.c_void_p(address), FUTEX_WAIT, ctypes.c_int(ticket), ctypes.byref(limit), None, 0
     )
     return code == -1 and ctypes.get_errno() == errno.ETIMEDOUT
+
+
+def futex_until(address: int, ticket: int, until_ns: int) -> bool:
+    """Sleep while the 32-bit word equals the ticket; True once CLOCK_MONOTONIC says `until_ns`."""
+    limit = Timespec(*divmod(until_ns, 10**9))
+    word, times = ctypes.c_void_p(address), ctypes.byref(limit)
+    code = libc.syscall(FUTEX_NUMBER, word, FUTEX_WAIT_BITSET, ctypes.c_int(ticket), times, None, -1)
+    return code == -1 and ctypes.get_errno() == errno.ETIMEDOUT
+
+
+def wake_precisely() -> None:
+    """Let this thread's sleeps end when they should, not up to 50 µs later."""
+    libc.prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def nap(microseconds: int) -> None:

@@ -62,6 +62,8 @@ static void plan(core_t *c, slot_t *slots)
     c->stream_table = place(&p, (c->stream_mask + 1) * 4);
     c->trace = place(&p, k->trace_records * (i64)sizeof(record_t));
     c->programs = place(&p, n * k->schedule_bytes);
+    c->walls = place(&p, n * (i64)sizeof(wall_t));
+    c->delays = place(&p, n * k->delays * (i64)sizeof(delay_t));
     c->arena_size = k->node_bytes ? k->node_bytes : max64((i64)16 << 20, n * (8 * n + 1024) * (i64)sizeof(node_t));
     c->arena = place(&p, c->arena_size);
     c->total = p.at;

@@ -26,7 +26,7 @@ typedef uint32_t u32;
 #define FOR_EVER 7 /* rnr_retries without end */
 #define MAX_CHANNELS 1024
 #define QUEUES 16 /* match queues of a rank, by context */
-#define SP_VERSION 14 /* of the functions native.py calls; change both together */
+#define SP_VERSION 15 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };
@@ -60,6 +60,7 @@ typedef struct {
     };
     i64 price, poll, poll_max, words, channels, chain_steps, log_entries, lookahead, wall_ms, keep_going, livelock;
     i64 trace_records, node_bytes, conditions, inbox_entries, planes, schedule_bytes;
+    i64 dilation, grace_ns, spin_ns, delays, measured; /* wall clock, see wall.c; dilation in millionths, 0: virtual */
 } config_t;
 
 typedef struct { i64 t, key, val; i32 peer, aux; } node_t; /* a pending event */
@@ -97,6 +98,8 @@ typedef struct { /* INBOX_DTYPE */
 typedef struct { i32 head, tail; } queue_t;
 typedef struct { i64 t; i32 kind, rank; i64 file, file_offset, offset, nbytes, op_id, key, a, b; } log_t;
 typedef struct { i64 t, key, start, end, bytes; i32 rank, peer, port, kind; } record_t;
+typedef struct { i64 count, requested, achieved, error, late, worst, moved, moved_ps; } wall_t; /* host ns; of a rank */
+typedef struct { i64 requested, achieved, late, kind; } delay_t;                      /* host ns */
 typedef struct { i64 word, cmp, value; } condition_t;
 typedef struct { i64 channel, compute, meta, pull_start, record; } chain_t;
 typedef struct { i64 compute, value; i32 first, count, word, cmp; } step_t;            /* STEP_DTYPE */
@@ -119,6 +122,7 @@ typedef struct {
     i64 acked; /* when the last ACK of a quick put comes */
     pthread_mutex_t log_lock;
     i64 log_head, log_tail;
+    i64 assumed; /* wall clock: the others went on as if I acted from here on */
 } __attribute__((aligned(64))) rank_t;
 
 /* One exchange under way: of all ranks, or of a group, whose least rank + 1 is its leader (0: all ranks). */
@@ -160,6 +164,8 @@ typedef struct {
     i64 grouped;                                 /* by channel: i32 */
     u64 live_slots[(2 * MAX_CHANNELS + 63) / 64]; /* with an exchange under way */
     i64 programs; /* of schedules: offset of schedule_bytes by rank */
+    i64 wall_start, wall_ready, wall_last, wall_round; /* host ns of time 0, or 0; ranks that want it agreed anew */
+    i64 walls, delays;                                 /* offsets of wall_t[n] and delay_t[n][cfg.delays] */
 } core_t;
 
 #define AT(c, type, offset) ((type *)((char *)(c) + (offset)))
@@ -169,6 +175,7 @@ typedef struct {
 #define OP(c, i) (AT(c, op_t, (c)->ops) + (i))
 #define CLASS(c, p, q) (AT(c, uint8_t, (c)->classes)[(p) * (c)->cfg.n + (q)])
 #define STREAM(c, i) (AT(c, stream_t, (c)->streams) + (i))
+#define WALL(c, p) (AT(c, wall_t, (c)->walls) + (p))
 #define WORD(c, p, w) (AT(c, i64, (c)->words)[(p) * ((c)->cfg.words + 1) + (w)])
 #define INBOX_WORD(c) ((c)->cfg.words)
 

@@ -237,6 +237,21 @@ class NativeEngine(BaseEngine):
             raise UsageError(f"log_advance: {count} is more than there is", rank=self.rank)
         self._lib.sp_log_advance(self._me, target, count)
 
+    # ---- the wall clock
+    def _measure(self) -> None:
+        self._lib.sp_measure(self._me)
+
+    def _pace(self) -> int:
+        return int(self._lib.sp_pace(self._me))
+
+    def _start_clock(self) -> int:
+        return int(self._lib.sp_start_clock(self._me))
+
+    def _wall(self, rank: int) -> tuple[Int64Array, Int64Array]:
+        sums, delays = np.empty(9, dtype=np.int64), np.empty((self.config.wall.delays, 4), dtype=np.int64)
+        count = self._lib.sp_wall(self._core, rank, sums.ctypes.data, delays.ctypes.data)
+        return sums, delays[:count].copy()
+
     # ---- the end, and looking in
     def _finish(self) -> None:
         self._lib.sp_finish(self._me)

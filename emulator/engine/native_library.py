@@ -10,7 +10,7 @@ from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
 from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 14
+VERSION = 15
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),
@@ -55,6 +55,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_reason": (ctypes.c_char_p, [POINTER]),
     "sp_set_trace": (None, [POINTER, INT]),
     "sp_drain": (INT, [POINTER]),
+    "sp_measure": (INT, [POINTER]),
+    "sp_pace": (INT, [POINTER]),
+    "sp_start_clock": (INT, [POINTER]),
+    "sp_wall": (I64, [POINTER, I64, POINTER, POINTER]),
     "sp_set_jitter": (None, [POINTER, I64, I64, ctypes.c_uint64]),
 }
 

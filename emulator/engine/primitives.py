@@ -108,6 +108,20 @@ class Primitives(ABC):
     def _exchanged(self) -> ExchangeResult: ...
 
     @abstractmethod
+    def _measure(self) -> None:
+        """Measured compute begins; the next call charges it."""
+
+    @abstractmethod
+    def _pace(self) -> int:
+        """Sleep until my clock's instant."""
+
+    @abstractmethod
+    def _start_clock(self) -> int: ...
+
+    @abstractmethod
+    def _wall(self, rank: int) -> tuple[Int64Array, Int64Array]: ...
+
+    @abstractmethod
     def _finish(self) -> None: ...
 
     @abstractmethod

@@ -65,6 +65,8 @@ class TwinEngine(TwinScheduler):
     _sizes: Int64Array | None = None  # of the records of the row I post next
 
     def _begin(self) -> None:
+        if self._measured_from:
+            self._charge_measured()
         self._now += self.config.call_price_ps
         self._seq += 1
 
@@ -169,6 +171,11 @@ class TwinEngine(TwinScheduler):
         self._seq += 1
         self._note(C_FINISH, self._now, 0, 0, 0)
         self._enter(0, -1, INF)
+
+    def _measure(self) -> None:
+        self._begin()
+        self._note(C_COMPUTE, self._now, 0, 0, 0)
+        self._begin_measuring()
 
     # ---- exchanges
     def _take_sizes(self, sizes: Int64Array) -> int:

@@ -10,7 +10,6 @@ from emulator.engine import hostcalls
 from emulator.engine.api import (
     EngineConfig,
 )
-from emulator.engine.base import BaseEngine
 from emulator.engine.codes import (
     BLOCKED,
     EXITED,
@@ -24,6 +23,7 @@ from emulator.engine.codes import (
 from emulator.engine.twin_core import Core
 from emulator.engine.twin_events import S_CHECK, Op, key_of
 from emulator.engine.twin_memory import INF, LATE, Memory
+from emulator.engine.twin_wall import TwinWall
 from emulator.errors import UsageError
 
 Post = tuple[int, int, int, int, Any]  # rank where it happens, time, key, peer, payload
@@ -34,7 +34,7 @@ def mutexes(base: int, memory: Memory) -> list[int]:
     return [base + memory.size + 64 * p for p in range(memory.n + 1)]
 
 
-class TwinEntry(BaseEngine):
+class TwinEntry(TwinWall):
     """The part of `TwinEngine` that other processes see. `core_class` lets tests break a rule."""
 
     core_class = Core
@@ -107,6 +107,8 @@ class TwinEntry(BaseEngine):
         """Hand over posts, publish the bound or block, settle, wake, sleep. Returns 0 or a FATAL_ code."""
         m, core, r = self._memory, self._core, self.rank
         self._nap()
+        if self._paced and (wait or bound >= INF):
+            self._wall_begin()
         if not self._acquire():
             return FATAL_WALL
         if m.facts[m.FATAL]:
@@ -114,6 +116,8 @@ class TwinEntry(BaseEngine):
             return int(m.facts[m.FATAL])
         if self._posts:
             m.vain[r] = 0
+        if self._paced and bound < INF:
+            bound += self._catch_up()
         self._hand_over()
         self._nap()
         if wait:
@@ -126,11 +130,14 @@ class TwinEntry(BaseEngine):
         self._release()
         if not wait:
             return 0
-        code = self._sleep_until_woken(m.word[r])
+        sleep = self._wall_sleep if self._paced else self._sleep_until_woken
+        code = sleep(m.word[r])
         if not code:
             self._now, self._result = m.clock[r], m.result[r]
             self._seen_ps = self._now
             self._records, self._slot = m.records[r], m.slot[r]
+            if self._paced:
+                self._wall_end(wait)
         return code
 
     def _hand_over(self) -> None:

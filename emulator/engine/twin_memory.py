@@ -23,7 +23,8 @@ COLUMNS = (
     "word state clock result wait seq since armed decided done a b c num_conditions any bound look unacked "
     "vain skipped wakes waited slot pull_start record exchange_seq remaining last records chain_count "
     "chain_at log_head log_tail calls_0 calls_1 inbox_head inbox_tail "
-    "steps step_at first_step step_ps deadline"
+    "steps step_at first_step step_ps deadline "
+    "assumed delays_counted requested achieved error off worst moved moved_ps"
 )
 
 
@@ -43,6 +44,7 @@ class Memory:
 
     LOCK, DIRTY, OWNER, FATAL, CULPRIT, EVENTS, ENTRIES, BLOB, TRACE_HEAD, TRACE_TAIL = 0, *range(16, 25)
     REASON = 32
+    WALL_START, WALL_READY, WALL_LAST, WALL_ROUND = range(200, 204)
 
     def __init__(self, cfg: EngineConfig, buf: Any) -> None:
         self.cfg, self.n = cfg, cfg.num_ranks
@@ -100,6 +102,7 @@ class Memory:
         self.logs = self._array(api.LOG_DTYPE, n, cfg.log_entries)
         self.inboxes = self._array(INBOX_DTYPE, n, cfg.inbox_entries)
         self.programs = self._array(np.uint8, n, cfg.schedule_bytes)
+        self.delays = self._array(i8, n, cfg.wall.delays, 4)
         self.records_ring = self._array(api.RECORD_DTYPE, cfg.trace_records)
 
     def initialise(self) -> None:

@@ -30,7 +30,7 @@ SUPERPOD = str(BIN / "superpod")
         (["run", "-n", "2", "--set", "ub.latency_intra_us", "app.py"], "key=value"),
         (["run", "-n", "2", "--set", "a=1", "--set", "a=2", "app.py"], "twice"),
         (["run", "-n", "2", "--transport", "pigeon", "app.py"], "shared, rma"),
-        (["run", "-n", "2", "--clock", "wall", "app.py"], "not built yet"),
+        (["run", "-n", "2", "--clock", "wall", "--dilation", "0", "app.py"], "--dilation 0"),
         (["run", "-n", "2", "--clock", "sundial", "app.py"], "virtual"),
         (["run", "-n", "2", "--trace-out", "/nonexistent/t.json", "app.py"], "/nonexistent/t.json"),
         (["run", "-n", "2", "--json", "/nonexistent/r.json", "app.py"], "/nonexistent/r.json"),

@@ -1,0 +1,134 @@
+"""Decisions about the wall clock, pure: what dilation a host can keep, and whether a run kept its delays.
+
+All host times are nanoseconds. The error of a run is the sum of |achieved - requested| over the sum of
+requested; the error per delay does not depend on the dilation, so the dilation that would have met the
+limit follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emulator.engine.codes import OPERATIONS
+
+ERROR_LIMIT = 0.05
+"""Results with a larger error are not to be trusted."""
+Delays = npt.NDArray[np.int64]
+
+
+def round_up(value: float) -> float:
+    """The next number with two digits."""
+    if value <= 0 or not math.isfinite(value):
+        return value
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / step - 1e-9) * step:.12g}")
+
+
+def needed_dilation(error_ns: float, delay_ps: float) -> float:
+    """The smallest dilation at which an error of `error_ns` is at most 5 % of a delay of `delay_ps`."""
+    return round_up(max(error_ns, 0.0) / (ERROR_LIMIT * delay_ps / 1000)) if delay_ps > 0 else 0.0
+
+
+def expected_error(error_ns: float, delay_ps: float, dilation: float) -> float:
+    """Relative error to expect of a delay of `delay_ps` when a wake-up is late by `error_ns`."""
+    return error_ns / (dilation * delay_ps / 1000) if delay_ps > 0 else 0.0
+
+
+def early_warning(error_ns: float, delay_ps: float, dilation: float) -> str | None:
+    """What to say before the run, if the dilation is too small for this host."""
+    error = expected_error(error_ns, delay_ps, dilation)
+    if error <= ERROR_LIMIT:
+        return None
+    return (
+        f"superpod: warning: dilation {dilation:g} is too small for this machine: the fabric's "
+        f"{delay_ps / 1e6:g} us become {dilation * delay_ps / 1e6:.3g} us, "
+        f"wake-ups are {error_ns / 1000:.3g} us "
+        f"late: expect errors of about {100 * error:.3g} %; from {needed_dilation(error_ns, delay_ps):g} on "
+        "they stay within 5 %"
+    )
+
+
+def quantiles(values: Sequence[int] | npt.NDArray[Any]) -> dict[str, float]:
+    """p50, p99 and maximum of host ns, in µs."""
+    if not len(values):
+        return {"p50_us": 0.0, "p99_us": 0.0, "max_us": 0.0}
+    p50, p99, most = np.percentile(np.asarray(values), [50, 99, 100])
+    return {"p50_us": round(p50 / 1e3, 1), "p99_us": round(p99 / 1e3, 1), "max_us": round(most / 1e3, 1)}
+
+
+def by_operation(delays: Delays) -> dict[str, Any]:
+    """Requested and achieved delays by kind of operation.
+
+    Args:
+        delays: int64 [k, 4], requested, achieved, lateness, kind.
+    """
+    found: dict[str, Any] = {}
+    for kind in np.unique(delays[:, 3]):
+        rows = delays[delays[:, 3] == kind]
+        found[OPERATIONS[kind]] = {
+            "count": len(rows),
+            "requested": quantiles(rows[:, 0]),
+            "achieved": quantiles(rows[:, 1]),
+            "late": quantiles(rows[:, 2]),
+        }
+    return found
+
+
+def judge(sums: Delays, dilation: float) -> dict[str, Any]:
+    """The honesty report's verdict.
+
+    Args:
+        sums: int64 [n, 8 or more], of each rank: delays, requested, achieved, error, late ones, worst, moved,
+            moved_ps.
+    """
+    count, requested, achieved, error, late, _, moved, moved_ps = (int(v) for v in sums[:, :8].sum(axis=0))
+    relative = error / requested if requested else 0.0
+    reasons = []
+    if relative > ERROR_LIMIT:
+        reasons.append(f"delays are off by {100 * relative:.3g} %")
+    if moved:
+        reasons.append(f"ranks were too late {moved} times and the others went on without them")
+    return {
+        "delays": count,
+        "requested_s": round(requested / 1e9, 6),
+        "achieved_s": round(achieved / 1e9, 6),
+        "error": round(relative, 6),
+        "share_late": round(late / count, 6) if count else 0.0,
+        "moved": moved,
+        "moved_ps": moved_ps,
+        "suggested_dilation": round_up(dilation * relative / ERROR_LIMIT),
+        "trustworthy": not reasons,
+        "reasons": reasons,
+    }
+
+
+def wall_table(report: Mapping[str, Any]) -> str:
+    """The honesty report as text."""
+    host, kept = report["host"], report["kept"]
+    lines = [
+        f"wall clock: dilation {report['dilation']:g}, compute {report['compute']}, "
+        f"{host['ranks_per_core']:g} ranks a core; "
+        f"wake-ups of this host late by p50 {host['wake']['p50_us']:g}, "
+        f"p99 {host['wake']['p99_us']:g}, max {host['wake']['max_us']:g} us",
+        f"{'operation':<12}{'count':>8}{'requested p50':>15}{'p99':>10}{'achieved p50':>14}{'p99':>10}"
+        f"{'late p50':>10}{'p99':>9}{'max us':>10}",
+    ]
+    for name, row in report["operations"].items():
+        r, a, late = row["requested"], row["achieved"], row["late"]
+        lines.append(
+            f"{name:<12}{row['count']:>8}{r['p50_us']:>15.0f}{r['p99_us']:>10.0f}{a['p50_us']:>14.0f}"
+            f"{a['p99_us']:>10.0f}{late['p50_us']:>10.0f}{late['p99_us']:>9.0f}{late['max_us']:>10.0f}"
+        )
+    verdict = "trustworthy" if kept["trustworthy"] else "NOT TRUSTWORTHY: " + "; ".join(kept["reasons"])
+    lines.append(
+        f"error {100 * kept['error']:.2f} % of {kept['requested_s']:.3f} s requested, "
+        f"{100 * kept['share_late']:.1f} % of {kept['delays']} delays off by more than 5 %; "
+        f"smallest dilation for 5 %: "
+        f"{kept['suggested_dilation']:g} for this run, {report['suggested_dilation']:g} for single transfers"
+    )
+    return "\n".join([*lines, verdict])

@@ -1,0 +1,106 @@
+"""The wall clock's dealings with the host: its settings, what the host can do, what a run has kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from emulator.board import Board
+from emulator.clock import by_operation, early_warning, judge, needed_dilation, quantiles
+from emulator.config import RunConfig
+from emulator.engine.api import Engine, EngineConfig, WallConfig
+
+_DELAYS = 4096
+_PROBES, _MEETINGS, _PROBE_NS = 16, 5, 1_000_000
+
+
+def engine_settings(config: RunConfig) -> WallConfig:
+    """The engine's part of the clock's configuration."""
+    if config.clock == "virtual":
+        return WallConfig()
+    return WallConfig(
+        dilation_ppm=max(1, round(config.dilation * 1e6)),
+        grace_ns=round(config.grace_s * 1e9),
+        spin_ns=round(config.spin_below_us * 1e3),
+        delays=_DELAYS,
+        measured_ppm=round(config.compute_factor * 1e6) if config.compute == "measured" else 0,
+    )
+
+
+def measure_host(engine: Engine, board: Board, rank: int) -> None:
+    """Find out how late this rank wakes up while all ranks do the same, and start the clock.
+
+    Into `board.wall[rank]`, host ns: lateness of a sleep (p50, p99, max), time to be woken by the last rank
+    of a meeting (p50, max), the timer's resolution.
+    """
+    meetings = []
+    for _ in range(_MEETINGS):
+        engine.start_clock()
+        meetings.append(time.monotonic_ns() - int(engine.wall(rank)[0][8]))
+    begin, late = int(engine.wall(rank)[0][8]), []
+    for i in range(1, _PROBES + 1):
+        until = begin + i * _PROBE_NS
+        time.sleep(max(0, until - time.monotonic_ns()) / 1e9)
+        late.append(time.monotonic_ns() - until)
+    facts = [*np.percentile(late, [50, 99, 100]), *np.percentile(meetings, [50, 100])]
+    board.wall[rank, :6] = [
+        *(int(v) for v in facts),
+        round(time.get_clock_info("monotonic").resolution * 1e9),
+    ]
+    engine.start_clock()
+
+
+def fabric_delay_ps(settings: EngineConfig) -> int:
+    """The delay a dilation is judged by: first byte of a put on the longest path between two of the ranks."""
+    n = settings.num_ranks
+    which = 3 if n > settings.dies_per_node else 2 if n > settings.dies_per_chip else 1 if n > 1 else 0
+    return settings.put_latency_ps[which]
+
+
+def lateness_ns(board: Board) -> float:
+    """What one operation is late by on this host: woken among all ranks."""
+    return float(np.median(np.maximum(board.wall[:, 0], board.wall[:, 3])))
+
+
+def warn_early(config: RunConfig, settings: EngineConfig, board: Board, rank: int) -> None:
+    """Say before the run, once, what error to expect of a dilation that is too small."""
+    if rank:
+        return
+    text = early_warning(lateness_ns(board), fabric_delay_ps(settings), config.dilation)
+    if text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def result_of(config: RunConfig, engine: Engine, board: Board, end_ps: int) -> dict[str, Any]:
+    """The honesty report, under "wall"; nothing under the virtual clock."""
+    if config.clock == "virtual":
+        return {}
+    settings = engine.config
+    both = [engine.wall(p) for p in range(settings.num_ranks)]
+    sums, delays = np.stack([s for s, _ in both]), np.concatenate([d for _, d in both])
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "virtual_duration_s": end_ps / 1e12,
+        "wall": {
+            "clock": "wall",
+            "dilation": config.dilation,
+            "compute": config.compute,
+            "compute_factor": config.compute_factor,
+            "spin_below_us": config.spin_below_us,
+            "grace_s": config.grace_s,
+            "host": {
+                "cores": cores,
+                "ranks_per_core": round(settings.num_ranks / cores, 2),
+                "timer_resolution_ns": int(board.wall[:, 5].max()),
+                "wake": quantiles(board.wall[:, :3].ravel()),
+                "meeting": quantiles(board.wall[:, 3:5].ravel()),
+            },
+            "suggested_dilation": needed_dilation(lateness_ns(board), fabric_delay_ps(settings)),
+            "operations": by_operation(delays),
+            "kept": judge(sums, config.dilation),
+        },
+    }

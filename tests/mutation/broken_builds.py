@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MISSED = 2
-_LIMIT_S = 120
+_LIMIT_S = 40
 
 
 class Broken(NamedTuple):

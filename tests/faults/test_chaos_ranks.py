@@ -1,0 +1,38 @@
+"""Chaos on real ranks: a few seeds with kills, one of them inside a lock, two while the pod recovers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.cli import main
+
+pytestmark = pytest.mark.multirank
+
+_FIRST = 0
+"""Seed 0 kills three times; two of the ranks die while the pod starts again."""
+
+
+def test_a_few_plans_hold(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "chaos.json"
+    words = ["chaos", "-n", "4", "--requests", "10", "--seeds", "3", "--first-seed", str(_FIRST)]
+    code = main([*words, "--json", str(out), "--plot", str(tmp_path / "plan.svg"), "--no-shrink"])
+    print(f"seeds {_FIRST} to {_FIRST + 2}")
+    assert code == 0, capfd.readouterr().err
+    report = json.loads(out.read_text())
+    assert report["summary"]["violations"] == 0 and report["summary"]["exact_share"] == 1.0
+    assert report["summary"]["plans_with_a_kill"] >= 1 / 3 and report["summary"]["plans"] == 3
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+
+
+def test_kinds_and_plans_that_cannot_be_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chaos", "--faults", "kil"]) == 2
+    assert "no fault is called 'kil'; nearest: kill" in capsys.readouterr().err
+    assert main(["chaos", "--faults", "qp_error"]) == 2
+    assert "has no layer that carries out qp_error" in capsys.readouterr().err
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[fault]]\nkind = "kill"\nrnk = 3\nat_ps = 0\n')
+    assert main(["chaos", "--plan", str(plan)]) == 2
+    assert f"{plan}:3: unknown field of kill 'rnk'; nearest: rank" in capsys.readouterr().err

@@ -264,7 +264,8 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running, opening:
     result = merge(plan, results, machine, answers)
     if running.schedule_out is not None:
         recorded_schedule(plan, results).write(running.schedule_out)
-    return result | {"host": _host(job, machine)}
+    wall = {"wall": machine["wall"]} if "wall" in machine else {}
+    return result | wall | {"host": _host(job, machine)}
 
 
 def _run_ranks(plan: Replay, directory: Path, running: Running, opening: Helper) -> run.JobResult:

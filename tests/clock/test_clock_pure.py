@@ -1,0 +1,59 @@
+"""What the wall clock decides, without a clock: dilations, warnings, verdicts, settings."""
+
+import numpy as np
+import pytest
+
+from emulator.clock import early_warning, expected_error, judge, needed_dilation, round_up
+from emulator.config import environment_clock, read_config
+from emulator.errors import UsageError
+from emulator.wall import engine_settings
+
+
+def test_the_needed_dilation_meets_the_limit_and_hardly_more() -> None:
+    assert round_up(631.2) == 640 and round_up(640) == 640 and round_up(0.0123) == 0.013
+    for error_ns, delay_ps in ((100_000, 1_200_000), (31_000, 200_000), (5, 10**12)):
+        dilation = needed_dilation(error_ns, delay_ps)
+        assert 0.045 <= expected_error(error_ns, delay_ps, dilation) <= 0.05
+        assert early_warning(error_ns, delay_ps, dilation) is None
+        small = early_warning(error_ns, delay_ps, dilation / 10)
+        assert small is not None and f"from {dilation:g} on" in small and "\n" not in small
+
+
+def sums(requested: int, error: int, moved: int = 0) -> np.ndarray:
+    return np.array([[10, requested, requested + error, error, 3, 9, moved, moved * 7, 0]] * 2)
+
+
+def test_verdicts() -> None:
+    good = judge(sums(1_000_000, 49_000), 100)
+    assert good["trustworthy"] and good["error"] == 0.049 and good["suggested_dilation"] == 98
+    bad = judge(sums(1_000_000, 60_000), 100)
+    assert not bad["trustworthy"] and bad["suggested_dilation"] == 120 and "6 %" in bad["reasons"][0]
+    left_behind = judge(sums(1_000_000, 0, moved=1), 100)
+    assert not left_behind["trustworthy"] and left_behind["moved"] == 2
+    assert judge(np.zeros((4, 9), np.int64), 5)["trustworthy"]
+
+
+def test_settings_come_from_the_environment_and_code_wins() -> None:
+    environ = {"SUPERPOD_CLOCK": "wall", "SUPERPOD_DILATION": "250", "SUPERPOD_SPIN_BELOW_US": "50"}
+    config = read_config({}, environ)
+    assert (config.clock, config.dilation, config.spin_below_us) == ("wall", 250.0, 50.0)
+    assert engine_settings(config)[:3] == (250_000_000, 2_000_000_000, 50_000)
+    assert read_config({"dilation": 3.5}, environ).dilation == 3.5
+    assert engine_settings(read_config({}, {})) == (0, 0, 0, 0, 0)
+    measured = read_config({"compute": "measured", "compute_factor": 0.5}, environ)
+    assert engine_settings(measured).measured_ppm == 500_000
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_dilation_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match="dilation"):
+        read_config({"clock": "wall", "dilation": value}, {})
+
+
+def test_other_settings_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="SUPERPOD_DILATION: a number is needed"):
+        environment_clock({"SUPERPOD_DILATION": "much"})
+    with pytest.raises(UsageError, match="nearest: wall"):
+        read_config({"clock": "wal"}, {})
+    with pytest.raises(UsageError, match="wall clock"):
+        read_config({"compute": "measured"}, {})

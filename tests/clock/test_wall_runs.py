@@ -1,0 +1,103 @@
+"""The same programs under both clocks, both engines: equal virtual times and traces, delays really slept.
+
+Host time is asserted from below only (a sleep is never too short), or within what the run itself reports.
+Fails on a build in which nobody looks again after the grace (`next_look` in wall.c that returns 0).
+"""
+
+import pytest
+from ranks import run_ranks
+
+BODY = """
+    import time
+    import numpy as np
+    import emulator
+    device = emulator.init()
+    n, me = device.num_ranks, device.rank
+    device.barrier()
+    emulator.start_clock()
+    began, at_ps = time.monotonic(), device.now_ps
+    data = np.full(1 << 16, me, np.uint8)
+    for i in range(3):
+        device.put((me + 1) % n, 0, data, 1 << 20, word=100, value=i + 1)
+        device.wait([(100, 3, i + 1)])
+        device.quiet()
+        device.compute(5_000_000)
+        got = device.get((me + 1) % n, 0, 64, 1 << 18)
+        device.barrier()
+    timed_out = device.wait([(101, 0, 1)], timeout_ps=3_000_000)
+    report(emulated_s=(device.now_ps - at_ps) / 1e12, host_s=time.monotonic() - began, got=int(got[0]),
+           timed_out=timed_out, now_ps=device.now_ps)
+"""
+LONG_GRACE = {"SUPERPOD_GRACE_S": "60"}
+
+
+@pytest.mark.parametrize("engine", ["c", "python"])
+def test_both_clocks_give_the_same_run_and_the_wall_one_sleeps_it(engine: str) -> None:
+    ranks, dilation = 4, 1500.0
+    virtual = run_ranks(ranks, BODY, engine=engine)
+    wall = run_ranks(ranks, BODY, engine=engine, env=LONG_GRACE, clock="wall", dilation=dilation)
+    assert wall.sha == virtual.sha
+    assert "wall" not in virtual.result
+    for r in range(ranks):
+        seen, same = wall.reports[r], virtual.reports[r]
+        assert (seen["now_ps"], seen["got"], seen["timed_out"]) == (same["now_ps"], same["got"], -1)
+        assert seen["host_s"] >= 0.98 * dilation * seen["emulated_s"]
+    report = wall.result["wall"]
+    kept = report["kept"]
+    assert wall.result["virtual_duration_s"] == pytest.approx(virtual.result["virtual_ps"] / 1e12)
+    assert kept["delays"] >= ranks * 9 and kept["moved"] == 0
+    assert kept["trustworthy"] == (kept["error"] <= 0.05)
+    for row in report["operations"].values():
+        late = row["late"]["max_us"]
+        assert (
+            abs(row["achieved"]["p50_us"] - row["requested"]["p50_us"]) <= late + row["requested"]["p50_us"]
+        )
+
+
+STOPPED = """
+    import time
+    import emulator
+    device = emulator.init()
+    device.barrier()
+    emulator.start_clock()
+    if device.rank == 1:
+        time.sleep(1.0)  # as in a debugger
+        device.observe()
+        report(now_ps=device.now_ps)
+    else:
+        began = time.monotonic()
+        outcome = device.wait([(100, 0, 1)], timeout_ps=10_000_000)
+        report(outcome=outcome, host_s=time.monotonic() - began)
+"""
+
+
+@pytest.mark.parametrize("engine", ["c", "python"])
+def test_time_goes_on_without_a_rank_that_stopped(engine: str) -> None:
+    env = {"SUPERPOD_GRACE_S": "0.1"}
+    ran = run_ranks(2, STOPPED, engine=engine, env=env, clock="wall", dilation=20_000.0)
+    waiter, late = ran.reports[0], ran.reports[1]
+    assert waiter["outcome"] == -1 and waiter["host_s"] >= 0.19
+    assert late["now_ps"] > 10_000_000  # moved forward to what was assumed of it
+    kept = ran.result["wall"]["kept"]
+    assert kept["moved"] >= 1 and not kept["trustworthy"] and "NOT TRUSTWORTHY" in ran.stderr
+
+
+def test_a_dilation_too_small_is_warned_of_and_measured_compute_is_charged() -> None:
+    program = """
+    import time
+    import emulator
+    device = emulator.init()
+    device.barrier()
+    emulator.start_clock()
+    at, cpu = device.now_ps, time.thread_time_ns()
+    device.compute(1)
+    while time.thread_time_ns() < cpu + 20_000_000:
+        pass
+    device.barrier()
+    report(charged_ps=device.now_ps - at)
+    """
+    env = {"SUPERPOD_CLOCK": "wall", "SUPERPOD_DILATION": "0.5", "SUPERPOD_COMPUTE": "measured"}
+    ran = run_ranks(2, program, env={**env, **LONG_GRACE, "SUPERPOD_COMPUTE_FACTOR": "2"})
+    assert "dilation 0.5 is too small for this machine" in ran.stderr
+    assert ran.result["wall"]["compute"] == "measured"
+    assert all(r["charged_ps"] >= 2 * 19_000_000_000 for r in ran.reports.values())

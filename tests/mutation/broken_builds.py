@@ -50,6 +50,27 @@ T_ENGINE, T_LIST, T_PLACE = (
 T_DISPATCH, T_RMW = "tests/serving/test_request_dispatch.py", "tests/machine/test_rmw.py"
 
 BUILDS = (
+    Broken(
+        "flush completion swallowed",
+        "emulator/engine/twin_streams.py",
+        "self.finish(t, op, ST_FLUSH)",
+        "pass",
+        "tests/engine/test_posts_oracle.py python",
+    ),
+    Broken(
+        "missing fence",
+        "emulator/engine/twin_order.py",
+        "bits & ORD_FENCE and other.seq < op.post.fence",
+        "False",
+        "tests/engine/test_posts_oracle.py python",
+    ),
+    Broken(
+        "flush completion swallowed on arrival",
+        "emulator/engine/twin_order.py",
+        "self.push(op.poster, t + self.ack_ps(p, op), key & ~63 | S_ACK, p, (op, ST_FLUSH))",
+        "pass",
+        "tests/engine/test_posts_oracle.py",
+    ),
     Broken("block freed twice", KV, "self._free.extend(reversed(table))", "self._free.extend(table * 2)", T_KV),
     Broken("block never freed", KV, "self._free.extend(reversed(table))", "pass", T_KV),
     Broken("freed blocks not counted", KV, "self.pages_freed += len(table)", "pass", T_KV),
@@ -63,7 +84,7 @@ BUILDS = (
     Broken("step not counted", SCHEDULER, "segment.request.num_computed += segment.count", "pass", T_SCHEDULER),
     Broken("budget ignored", SCHEDULER, "budget -= segment.priced_count", "pass", T_SCHEDULER),
     Broken("too large served", SCHEDULER, "if reason is not None:", "if False:", T_SCHEDULER),
-    Broken("ended twice", "serving/request.py", "self.num_ends += 1", "self.num_ends += 2", T_ENGINE),
+    Broken("ended twice", "serving/request.py", "self.num_ends += 1", "self.num_ends += 2", "tests/serving/test_request_ends.py"),
     Broken("token kept twice", "serving/request.py", "self.outputs.append(token)", "self.outputs += [token, token]", T_ENGINE),
     Broken("ended request not released", ENGINE, "self._forward.release(request.spec.request_id)", "pass", T_ENGINE),
     Broken("logits not hashed", ENGINE, "digest.update(row.numpy().tobytes())", "pass", T_ENGINE),
@@ -91,7 +112,7 @@ BUILDS = (
     Broken("answer served twice", RESTART, 'if entry["rank"] not in reported]', "if True]", T_CHAOS),
     Broken("ended request served again", RESTART, "if request not in gone)", "if True)", T_CHAOS),
 )  # fmt: skip
-"""Forty of them."""
+"""Forty-three of them."""
 
 
 def copy_tree(to: Path) -> Path:

@@ -2,9 +2,10 @@
 
     superpod run -n 384 benchmarks/coll.py [--repeat K] [--only NAME,…] [--profile RANK]
 
-Each row: virtual time, host time a call (median of K after two calls to warm up), the bytes that must be
-copied, and the host time two processes need to copy as many. An all-to-all must move every byte once, an
-all-reduce in two passes (shares to their owners, sums to everybody) each rank's vector twice.
+Each row: virtual time, host time a call, and the host time two processes need to copy the bytes that must
+move. Host time is that of K calls in a row, less the barrier after them, over K: the median of three such
+rounds after two calls to warm up. An all-to-all must move every byte once, an all-reduce in two passes
+(shares to their owners, sums to everybody) each rank's vector twice.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from collectives import coll
 from collectives.algorithms import levels
 from collectives.calls import nodes_of
 from collectives.groups import Group
+
+_ROUNDS = 3
 
 
 def rows(group: Group):
@@ -78,21 +81,24 @@ def copy_seconds(device: emulator.Device, nbytes: int) -> tuple[float, float]:
 
 
 def measure(group: Group, call, repeat: int, profile: bool) -> tuple[float, int]:
-    """Host seconds of a call (median) and its virtual picoseconds."""
+    """Host seconds of `repeat` calls and the barrier after them (median of rounds), and a call's virtual
+    picoseconds."""
     device, seconds, profiler = group.device, [], cProfile.Profile()
-    for number in range(repeat + 2):
+    for number in range(_ROUNDS + 1):
         device.barrier()
-        start, began = time.perf_counter(), device.now_ps
-        if profile and number >= 2:
-            profiler.runcall(call, group)
-        else:
-            call(group)
-        virtual = device.now_ps - began
+        start = time.perf_counter()
+        for _ in range(repeat if number else 2):
+            began = device.now_ps
+            if profile and number:
+                profiler.runcall(call, group)
+            else:
+                call(group)
+            virtual = device.now_ps - began
         device.barrier()
         seconds.append(time.perf_counter() - start)
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(18)
-    return statistics.median(seconds[2:]), virtual
+    return statistics.median(seconds[1:]), virtual
 
 
 def main() -> None:
@@ -106,7 +112,7 @@ def main() -> None:
     group, n = Group.world(device), device.num_ranks
     meeting, _ = measure(group, lambda g: None, options.repeat, False)
     if device.rank == 0:
-        print(f"{n} ranks; a machine barrier takes {meeting * 500:.1f} ms, its time is taken off")
+        print(f"{n} ranks; a machine barrier takes {meeting * 1e3:.1f} ms, its time is taken off")
         copy = f"{'copy ms':>9} {'ratio':>6}{'new copy':>9} {'ratio':>6}"
         print(f"{'collective':28} {'virtual us':>10} {'host ms':>9} {copy}")
     for name, (call, nbytes) in rows(group).items():
@@ -115,7 +121,7 @@ def main() -> None:
         seconds, virtual = measure(group, call, options.repeat, options.profile == device.rank)
         copies = copy_seconds(device, nbytes)
         if device.rank == 0:
-            host = seconds - meeting / 2
+            host = (seconds - meeting) / options.repeat
             text = "".join(f"{copied * 1e3:9.1f} {host / copied:6.2f}" for copied in copies if nbytes)
             print(f"{name:28} {virtual / 1e6:10.2f} {host * 1e3:9.1f} {text}", flush=True)
 

@@ -29,7 +29,6 @@ from collectives.buffers import (
     check_count,
     check_same,
     facts,
-    fill,
     fill_elements,
     fill_short,
     raw_of,
@@ -98,7 +97,7 @@ def all_to_all(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Wo
         phase = Phase(
             flow,
             lambda work: units.publish(work.number, raw_of(work.send)),
-            lambda work: fill(work.recv, units.column(work.number, me)),
+            lambda work: units.take(work.number, me, work.recv),
         )
         return call.plan(name, [phase], length=send.size // size)
 
@@ -118,7 +117,7 @@ def all_gather(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Wo
         phase = Phase(
             flow,
             lambda work: units.publish(work.number, raw_of(work.send)),
-            lambda work: fill(work.recv, units.column(work.number, 0)),
+            lambda work: units.take(work.number, 0, work.recv),
         )
         return call.plan(name, [phase], length=send.size)
 
@@ -194,7 +193,7 @@ def _in_blocks(call: Call, name: str, send: Array, op: str) -> list[Phase]:
 
     def after(work: Work) -> None:
         if nbytes:
-            fill_short(work.recv, sums.column(work.number, 0))
+            sums.take(work.number, 0, work.recv)
 
     publish = Phase(first, lambda work: parts.publish(work.number, raw_of(work.send)))
     return [publish, Phase(second, add_up, after)]

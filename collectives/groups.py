@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from collectives.meeting import tell_all
+from collectives.moves import mover_of
 from collectives.pieces import Int64
 from collectives.remote_store import HEAD, RemoteStore
 from collectives.store import SharedStore
@@ -131,6 +132,10 @@ class Group:
         self.comm: Communicator | None = None
         self.exchange_tags: ExchangeTags = exchange_of(space.device)
         self._store: SharedStore | None = None
+        self.enter: Callable[[bytes, int], bool | None] | None = None
+        """The compiled entry of collectives, once one has ended: (called, number) -> whether all call the
+        same, None if it did nothing. See `Work`."""
+        self.place = -1
 
     @classmethod
     def world(cls, device: Device) -> Group:
@@ -191,7 +196,7 @@ class Group:
             raise self.error(StateError, f"group {self.name}: {len(self.open)} operations are not complete")
         if self._slot > 0:
             self.space.free |= 1 << self._slot
-            self._slot, self._store = -1, None
+            self._slot, self._store, self.enter = -1, None, None
             self.plans.clear()
 
     # --- what a collective needs ------------------------------------------------------------------------
@@ -227,13 +232,19 @@ class Group:
         if slot and self.channel is not None:
             self.device.open_group(self.channel, self.places)
 
+    def prepare(self) -> None:
+        """Have calls enter by compiled code from now on, where that is possible."""
+        compiled, channel, mine = self.device.compiled, self.channel, self.store.mine
+        if compiled is not None and channel is not None and mine:
+            self.enter, self.place = compiled.entrance(channel, self.size, mine), channel
+
     def _opened(self) -> SharedStore:
         job = int(self.device.board.header[Board.HEADER_JOB])
         key = f"{zlib.crc32(repr((self.members, self.name)).encode()):08x}-{self._serial}"
         folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")
         path = f"{folder}/superpod-{job:016x}-group-{key}-{self._slot}"
         if self.device.transport.kind == "shared":
-            return SharedStore(path, self.size, self.rank)
+            return SharedStore(path, self.size, self.rank, mover_of(self.device))
         base = self.space.managed + self._slot * self.space.room
         transport = self.device.transport
         return RemoteStore(path, self.members, self.rank, transport, base, self.space.room)

@@ -22,7 +22,8 @@ class RemoteUnits(Units):
     """`Units` one after the other in each rank's own bytes."""
 
     def __init__(self, store: RemoteStore, unit: int, count: int, base: int = 0) -> None:
-        self._remote, self.unit, self.count, self.base = store, unit, count, base
+        self._store = self._remote = store
+        self.unit, self.count, self.base = unit, count, base
         self._room = padded(unit)
         self.end = base + count * self._room
 

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from collectives.agreement import FIELDS
+from collectives.buffers import Array, fill_short
+from collectives.moves import Move, move_rows
 from collectives.pieces import Bytes, Int64, take_pieces
 from collectives.sums import Sums
 from emulator.errors import SizeError, UsageError
@@ -63,7 +65,7 @@ class Units:
         self._mine = [self._cut(area) for area in store.areas] if unit else []
         start = base + store.rank * self._k * self._room
         flat = slice(start, start + count * unit if count <= self._k and unit == self._room else start)
-        self._flat = [area[flat].data for area in store.areas]  # all of mine, where it is in one piece
+        self._flat = [area[flat] for area in store.areas]  # all of mine, where it is in one piece
 
     def _cut(self, area: Bytes) -> tuple[Bytes, Bytes]:
         """My units in an area: whole chunks [c, k, unit] and the rest [r, unit]."""
@@ -78,17 +80,19 @@ class Units:
         if not self.unit:
             return
         if len(self._flat[call % 2]) == raw.size:
-            self._flat[call % 2][:] = raw.data
+            self._store.move(self._flat[call % 2], raw, True)
             return
         if raw.size + self.unit <= self.count * self.unit:  # several are missing: they are zeros
             raw = np.concatenate([raw, np.zeros(self.count * self.unit - raw.size, np.uint8)])
         full, part = divmod(raw.size, self.unit)
-        blocks, chunks = raw[: full * self.unit].reshape(full, self.unit), self._mine[call % 2][0]
+        chunks = self._mine[call % 2][0]
         whole = min(full // self._k, len(chunks))
+        rest = full - whole * self._k
         if whole:
-            chunks[:whole] = blocks[: whole * self._k].reshape(whole, self._k, self.unit)
-        if whole * self._k < full:
-            self._chunk(call, whole)[: full - whole * self._k] = blocks[whole * self._k :]
+            self._store.move(chunks[:whole], raw[: whole * self._k * self.unit], True)
+        if rest:
+            begun = raw[whole * self._k * self.unit : full * self.unit]
+            self._store.move(self._chunk(call, whole)[:rest], begun, True)
         if part:
             last = self._chunk(call, full // self._k)[full % self._k]
             last[:part], last[part:] = raw[full * self.unit :], 0
@@ -111,6 +115,19 @@ class Units:
             )  # fmt: skip
         return view
 
+    def take(self, call: int, index: int, array: Array) -> None:
+        """Put unit `index` of every rank, one after the other, into an array in C order: as many bytes as it
+        has, of which the last unit may be short."""
+        rows = self.column(call, index)
+        if not array.size or not array.flags.c_contiguous:
+            fill_short(array, rows)
+            return
+        flat = array.reshape(-1).view(np.uint8)
+        full, part = divmod(flat.size, self.unit)
+        self._store.move(rows[:full], flat[: flat.size - part], False)
+        if part:
+            flat[flat.size - part :] = rows[full, :part]
+
     def of_rank(self, call: int, rank: int, index: int) -> Bytes:
         """Unit `index` of one rank, uint8 [unit]; valid until my next call."""
         start = self._at(rank, index)
@@ -126,7 +143,7 @@ class SharedStore:
 
     Args:
         path: of its file; the same on all ranks and no other group's.
-        size: ranks. rank: mine.
+        size: ranks. rank: mine. move: how rows are copied.
 
     Attributes:
         common: whether a rank may write where another publishes.
@@ -134,7 +151,8 @@ class SharedStore:
 
     common = True
 
-    def __init__(self, path: str, size: int, rank: int) -> None:
+    def __init__(self, path: str, size: int, rank: int, move: Move = move_rows) -> None:
+        self.move = move
         self._path, self.size, self.rank = path, size, rank
         self.stride = 1 << (min(_LONGEST, _REACH // size).bit_length() - 1)
         head = -(-DEPTH * size * FIELDS * 8 // _PAGE) * _PAGE
@@ -164,6 +182,11 @@ class SharedStore:
         """What I published is there for others to read."""
 
     # --- descriptors ------------------------------------------------------------------------------------
+
+    @property
+    def mine(self) -> list[int]:
+        """Addresses of my descriptors, by the number of the call modulo DEPTH; [] where they are copies."""
+        return [self._table[place, self.rank].ctypes.data for place in range(DEPTH)] if self.common else []
 
     def announce(self, call: int, descriptor: Sequence[int]) -> None:
         """Write my descriptor of a call, FIELDS numbers."""

@@ -77,10 +77,15 @@ class ExchangeCalls(ABC):
             sizes = record_bytes if isinstance(record_bytes, np.ndarray) else None
             nbytes = 0 if isinstance(record_bytes, np.ndarray) else record_bytes
             return int(self.exchange(channel, None, 0, nbytes, tag=tag, record_bytes=sizes).tags.sum())
+        self.exchange_ended()
+        return total
+
+    def exchange_ended(self) -> None:
+        """What follows each exchange of a compiled call."""
         if self.posting.owners:
             self.posting.dispatch()
-        self._after_barrier()
-        return total
+        for call in self.after_barrier:
+            call()
 
     def exchange_post(
         self,

@@ -57,6 +57,7 @@ class CompiledCalls:
     Attributes:
         meet: take part in the barrier's exchange; returns 1, or 0 if it did nothing.
         exchange_tags: (channel, record_bytes, tag) as `Device.exchange_tags`, or None if it did nothing.
+        move_rows: as `collectives.moves.move_rows`, or None if it did nothing.
         schedule: (steps, sends, step_ps, timeout_ps) as `Device.schedule`, or None if it did nothing.
     """
 
@@ -71,16 +72,31 @@ class CompiledCalls:
             board.applied[me:].ctypes.data, buffer.ctypes.data, trace.used.ctypes.data, buffer.size,
             channel, meta_bytes,
         ]  # fmt: skip
-        dtypes = [np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)]
+        dtypes = [np.dtype(kind) for kind in (np.float32, np.int32, np.int64, np.uint8)]
         calls = [device.memory.leave, trace.flush, self._fail, np.empty, np.ndarray, *dtypes]
         self._state = self._lib.sp_rank_calls(self._pack(state, calls).ctypes.data)
         self.meet: Callable[[], int] = self._lib.sp_meet(self._state)
         self.exchange_tags: PairCall = self._lib.sp_tag_exchanger(self._state)
+        self.move_rows: PairCall = self._lib.sp_row_mover(self._state)
         self._kept += [buffer, board, trace, device.ledger]
         tables = [self._state, device.ledger.wire.ctypes.data, board.dead.ctypes.data]
         self.schedule: PairCall = self._lib.sp_scheduler(
             self._pack(tables, [STEP_DTYPE, SEND_DTYPE]).ctypes.data
         )
+
+    def entrance(self, channel: int, size: int, mine: list[int]) -> PairCall:
+        """Make the entry of a group's collectives; see `collectives.work.Entrance`.
+
+        Args:
+            channel, size: of the group. mine: addresses of my descriptors, a ring by the number of the call.
+
+        Returns:
+            enter(called, number) -> whether all ranks call the same, or None if it did nothing.
+        """
+        made: PairCall = self._lib.sp_collective_entrance(
+            self._pack([self._state, channel, size, *mine], []).ctypes.data
+        )
+        return made
 
     def pair(
         self, shape: PairShape, times: Int64, out: PairSide, back: PairSide, handle: Any, number: int
@@ -159,6 +175,8 @@ def _library(path: str) -> Any:
         "sp_meet": (result, [pointer]),
         "sp_tag_exchanger": (result, [pointer]),
         "sp_scheduler": (result, [pointer]),
+        "sp_row_mover": (result, [pointer]),
+        "sp_collective_entrance": (result, [pointer]),
         "sp_pair_calls": (result, [pointer]),
     }
     for name, (kind, arguments) in signatures.items():

@@ -35,6 +35,9 @@ class Schedule(NamedTuple):
     signals: dict[int, int]
 
 
+_MOST_PLAIN = 1 << 31
+
+
 class Exchange(NamedTuple):
     """One n-to-n exchange of records: bytes for each rank of the group, alike or int64 [g].
 
@@ -43,6 +46,12 @@ class Exchange(NamedTuple):
 
     record_bytes: int | Int64
     tail_ps: int = 0
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of each record; -1 unless all are alike, not too long, and nothing follows."""
+        size = self.record_bytes
+        return size if isinstance(size, int) and size <= _MOST_PLAIN and not self.tail_ps else -1
 
 
 Flow = Exchange | Schedule

@@ -1,5 +1,6 @@
 /* An exchange of records that say one number each, as one compiled call: what comes back is the sum of the numbers. */
 #include "rank_calls.h"
+#include <string.h>
 
 #define MOST_BYTES ((i64)1 << 31)
 
@@ -45,6 +46,50 @@ static PyObject *exchange_tags(PyObject *self, PyObject *const *args, intptr_t c
 refuse:
     Py_IncRef(NONE);
     return NONE;
+}
+
+/* ---- the same for a collective, which says what it is */
+
+enum { DEPTH = 4, FIELDS = 10 }; /* collectives.store, collectives.agreement */
+
+/* Of a group; filled by emulator/pairs.py, in this order. */
+typedef struct { rank_calls_t *d; i64 channel, size; char *mine[DEPTH]; } entrance_t;
+
+/* Of a plan; packed by collectives/work.py, in this order. fields[0], the number of the call, is set here. */
+typedef struct { i64 meta; u64 mark; i64 balance, fields[FIELDS]; } called_t;
+
+/* enter(called, number): write beside the others' what I call, exchange records. True if all call the same, False if
+ * they may not, None with nothing done. The tag is alike on all ranks that call the same, but for the balance. */
+static PyObject *enter_collective(PyObject *self, PyObject *const *args, intptr_t count)
+{
+    entrance_t *e = PyCapsule_GetPointer(self, 0);
+    local_t *l = e->d->l;
+    called_t k;
+    const char *given = count == 2 ? PyBytes_AsString(args[0]) : 0;
+    i64 number = given ? PyLong_AsLongLong(args[1]) : -1;
+    if (number < 0 || !sp_call_ready(e->d, e->channel)) {
+        PyErr_Clear();
+        Py_IncRef(NONE);
+        return NONE;
+    }
+    memcpy(&k, given, sizeof k);
+    k.fields[0] = number;
+    memcpy(e->mine[number % DEPTH], k.fields, sizeof k.fields);
+    u64 same = k.mark * (2 * (u64)number + 1);
+    row_args_t a = { e->channel, 0, k.meta, (i64)(same + (u64)k.balance), 0, 0, 0, 0, 0, 1 };
+    if (sp_call_exchange(e->d, &a)) return 0;
+    group_t g = own_group(l->c, e->channel, l->rank);
+    PyObject *agreed = (u64)sum_of_tags(l, &g) == same * (u64)e->size ? TRUE : FALSE;
+    Py_IncRef(agreed);
+    return agreed;
+}
+
+static PyMethodDef ENTER = { "enter_collective", enter_collective, METH_FASTCALL, 0 };
+
+PyObject *sp_collective_entrance(const void *state)
+{
+    void *kept = sp_keep(state, sizeof(entrance_t));
+    return kept ? sp_bind(&ENTER, kept) : PyErr_NoMemory();
 }
 
 static PyMethodDef TAGS = { "exchange_tags", exchange_tags, METH_FASTCALL, 0 };

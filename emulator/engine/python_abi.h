@@ -38,5 +38,5 @@ void Py_IncRef(PyObject *o);
 void Py_DecRef(PyObject *o);
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *state);
-extern PyObject _Py_NoneStruct;
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
 #endif

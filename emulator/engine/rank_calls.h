@@ -5,6 +5,8 @@
 #include "python_abi.h"
 
 #define NONE (&_Py_NoneStruct)
+#define TRUE (&_Py_TrueStruct)
+#define FALSE (&_Py_FalseStruct)
 enum { OP_COMPUTE = 1, OP_EXCHANGE = 13, OP_ROWS = 15, OP_SCHEDULE = 18 }; /* emulator.tracing.Op */
 enum { FAIL_ENGINE, FAIL_FIELDS, FAIL_COUNTS, FAIL_SLOT };                  /* emulator.pairs */
 
@@ -17,7 +19,7 @@ typedef struct {
     const i64 *posted, *applied;
     char *trace;
     i64 *trace_at, trace_size, channel, meta; /* of the barrier */
-    PyObject *leave, *flush, *fail, *empty, *ndarray, *float32, *int32, *int64;
+    PyObject *leave, *flush, *fail, *empty, *ndarray, *float32, *int32, *int64, *uint8;
 } rank_calls_t;
 
 int sp_call_record(rank_calls_t *d, i64 op, i64 start, i64 peer, i64 nbytes, u64 checksum);

@@ -8,7 +8,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: run test lint types check fast setup setup-test clean
+.PHONY: run test test-sweeps lint types check fast setup setup-test clean
 .DEFAULT_GOAL := run
 
 setup: $(VENV)/.installed
@@ -31,8 +31,11 @@ run: setup  ## 32 ranks serve a small seeded workload; every token is checked ag
 	@mkdir -p out
 	$(BIN)/superpod replay -n $(RANKS) --token-scale 16 --check-reference --json out/run.json
 
-test: setup-test lint types  ## lint, types and the whole suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+test: setup-test lint types  ## lint, types and the suite; its sweeps are `make test-sweeps`
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not sweep' $(PYTEST_ARGS)
+
+test-sweeps: setup-test  ## the wide ranges of seeds, loads and sizes of which the suite has samples
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
 
 fast: setup-test  ## the tests that start no rank and take under a minute
 	$(BIN)/python -m pytest -m 'not multirank and not slow' $(PYTEST_ARGS)

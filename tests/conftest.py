@@ -1,1 +1,27 @@
-"""Makes `ranks` importable: pytest puts the folder of this file on the path."""
+"""Makes `ranks` importable: pytest puts the folder of this file on the path. Long modules come first."""
+
+from __future__ import annotations
+
+import pytest
+
+LONGEST = (
+    "serving/test_replay.py",
+    "launch/test_like_python.py",
+    "test_determinism.py",
+    "test_monotone.py",
+    "launch/test_death.py",
+    "launch/test_start.py",
+    "launch/test_forkserver.py",
+    "ep/test_many_ranks.py",
+    "engine/test_against_oracle.py",
+    "litmus/test_observed.py",
+    "litmus/test_mutations.py",
+)
+"""Modules of more than half a minute, the longest first, so that none of them runs alone at the end (needs
+`--no-loadscope-reorder`)."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Stable: within a module, and among the modules that are not long, the order stays."""
+    place = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.split("::")[0].removeprefix("tests/"), len(LONGEST)))

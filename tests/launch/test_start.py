@@ -22,11 +22,14 @@ def busy_processes(number: int) -> list[subprocess.Popen[bytes]]:
 @pytest.mark.multirank
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_sixty_four_ranks_start_under_load(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "busy"), [(16, 20), pytest.param(N, 100, marks=pytest.mark.sweep)], ids=["16", "64"]
+)
+def test_ranks_start_under_load(num_ranks: int, busy: int, sandbox: Sandbox) -> None:
     out = sandbox.pids_dir / "out.json"
-    load = busy_processes(100)
+    load = busy_processes(busy)
     try:
-        command = sandbox.superpod(N, str(PROGRAMS / "barrier.py"), options=("--json", str(out)))
+        command = sandbox.superpod(num_ranks, str(PROGRAMS / "barrier.py"), options=("--json", str(out)))
         result = sandbox.run(command, timeout=240)
     finally:
         for p in load:
@@ -34,7 +37,7 @@ def test_sixty_four_ranks_start_under_load(sandbox: Sandbox) -> None:
             p.wait()
     assert result.returncode == 0, result.stderr
     facts = json.loads(out.read_text())
-    assert facts["ranks_up"] == N
+    assert facts["ranks_up"] == num_ranks
     assert facts["startup_wall_s"] < 240
     sandbox.assert_clean()
 

@@ -23,10 +23,12 @@ ROWS = every_litmus()
 Observed = dict[str, Counter[tuple[tuple[str, int], ...]]]
 
 
-def observe(names: Iterable[str], seeds: int, first: int = 0, patch: str = "", **config: Any) -> Observed:
+def observe(
+    names: Iterable[str], seeds: int, first: int = 0, patch: str = "", timeout_s: float = 280, **config: Any
+) -> Observed:
     """Outcomes of rows over seeds `first` to `first + seeds`; `patch` is run before the machine starts."""
     settings = {"delivery": "adversarial", **config}
     with tempfile.TemporaryDirectory(prefix="superpod-litmus-") as folder:
         arguments = (",".join(names), str(first), str(seeds), folder)
-        run_ranks(4, PROGRAM.format(patch=patch), args=arguments, timeout_s=280, **settings)
+        run_ranks(4, PROGRAM.format(patch=patch), args=arguments, timeout_s=timeout_s, **settings)
         return read_results(Path(folder))

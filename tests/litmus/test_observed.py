@@ -1,5 +1,7 @@
 """What the emulator shows is what the model allows, and all of the weak outcomes do show.
 
+The suite has a sample of seeds; a thousand of them, where every weak outcome must show, are a sweep.
+
 Seeds are 0 to SEEDS - 1, so a failure names the row and the outcome; run that row alone with `observe`.
 """
 
@@ -23,7 +25,7 @@ def few() -> Observed:
 
 @pytest.fixture(scope="module")
 def many() -> Observed:
-    return observe(NAMES, SEEDS)
+    return observe(NAMES, SEEDS, timeout_s=600)
 
 
 def check(litmus: Litmus, observed: Observed) -> None:
@@ -39,7 +41,8 @@ def test_a_few_seeds_show_nothing_forbidden(litmus: Litmus, few: Observed) -> No
 
 
 @pytest.mark.multirank
-@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.timeout(660)
 @pytest.mark.parametrize("litmus", ROWS, ids=lambda litmus: litmus.name)
 def test_observed_is_allowed(litmus: Litmus, many: Observed) -> None:
     assert sum(many[litmus.name].values()) == SEEDS
@@ -47,7 +50,8 @@ def test_observed_is_allowed(litmus: Litmus, many: Observed) -> None:
 
 
 @pytest.mark.multirank
-@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.timeout(660)
 @pytest.mark.parametrize(
     "litmus", [row for row in ROWS if row.verdict != "forbidden"], ids=lambda litmus: litmus.name
 )

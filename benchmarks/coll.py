@@ -1,6 +1,6 @@
 """Host time of collectives at size, beside a plain copy of the bytes they move, in one run.
 
-    superpod run -n 384 benchmarks/coll.py [--repeat K] [--only NAME,…] [--profile RANK]
+    superpod run -n 384 benchmarks/coll.py [--repeat K] [--only NAME,…] [--profile RANK] [--json FILE]
 
 Each row: virtual time, host time a call, and the host time two processes need to copy the bytes that must
 move. Host time is that of K calls in a row, less the barrier after them, over K: the median of three such
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import pstats
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", default="")
     parser.add_argument("--profile", type=int, default=-1)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = emulator.init()
     group, n = Group.world(device), device.num_ranks
@@ -115,6 +118,7 @@ def main() -> None:
         print(f"{n} ranks; a machine barrier takes {meeting * 1e3:.1f} ms, its time is taken off")
         copy = f"{'copy ms':>9} {'ratio':>6}{'new copy':>9} {'ratio':>6}"
         print(f"{'collective':28} {'virtual us':>10} {'host ms':>9} {copy}")
+    written = []
     for name, (call, nbytes) in rows(group).items():
         if options.only and not any(part in name for part in options.only.split(",")):
             continue
@@ -124,6 +128,10 @@ def main() -> None:
             host = (seconds - meeting) / options.repeat
             text = "".join(f"{copied * 1e3:9.1f} {host / copied:6.2f}" for copied in copies if nbytes)
             print(f"{name:28} {virtual / 1e6:10.2f} {host * 1e3:9.1f} {text}", flush=True)
+            copied = dict(zip(("copy_ms", "new_copy_ms"), (c * 1e3 for c in copies), strict=True))
+            written.append({"call": name, "wall_ms": host * 1e3, "emulated_us": virtual / 1e6, **copied})
+    if options.json and device.rank == 0:
+        options.json.write_text(json.dumps({"ranks": n, "rows": written}, indent=1) + "\n")
 
 
 main()

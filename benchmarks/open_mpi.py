@@ -2,8 +2,9 @@
 
     mpirun -n 32 --oversubscribe python benchmarks/open_mpi.py [--repeat K]
 
-Prints a JSON line for each call, as rank 0 saw it: the median of K calls after one to warm up, with the
-barrier that follows. Open MPI polls while it waits, so ranks beyond the cores take turns.
+Prints a JSON line for each call, as rank 0 saw it: K calls in a row after one to warm up, with the barrier
+that follows, over K; the median of three such rounds. Open MPI polls while it waits, so ranks beyond the
+cores take turns.
 """
 
 import argparse
@@ -37,15 +38,17 @@ def main() -> None:
     repeat = parser.parse_args().repeat
     comm = MPI.COMM_WORLD
     for name, call in calls(comm).items():
+        call()
         seen = []
-        for _ in range(repeat + 1):
+        for _ in range(3):
             comm.Barrier()
             begin = time.perf_counter()
-            call()
+            for _ in range(repeat):
+                call()
             comm.Barrier()
-            seen.append(time.perf_counter() - begin)
+            seen.append((time.perf_counter() - begin) / repeat)
         if comm.rank == 0:
-            row = {"call": name, "ranks": comm.size, "wall_ms": round(1e3 * statistics.median(seen[1:]), 3)}
+            row = {"call": name, "ranks": comm.size, "wall_ms": round(1e3 * statistics.median(seen), 3)}
             print(json.dumps(row), flush=True)
 
 

@@ -22,6 +22,7 @@ from setuptools.dist import Distribution
 
 HERE = Path(__file__).parent
 CORE = "emulator.engine._core"
+UNDO = "emulator.engine._undo"
 ROWS = "emulator.engine._rows"
 STUB = "launch.native.superpod-rank"
 BOARD = "launch.native.board"
@@ -30,14 +31,28 @@ IMAGE = "launch.native.image"
 # name -> flags; -ffp-contract=off keeps arithmetic equal to the Python twin's on every machine
 FLAGS = {
     CORE: ["-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"],
+    # thread instrumentation calls undo.c before each store; its own run-time library stays out
+    UNDO: [
+        *("-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fsanitize=thread", "-nodefaultlibs"),
+        *("-fno-tree-loop-distribute-patterns", "-DSP_UNDO"),
+        *("-Dmemcpy=sp_undo_memcpy", "-Dmemset=sp_undo_memset"),
+    ],
     ROWS: ["-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"],
     BOARD: ["-O2", "-fPIC", "-shared"],
     IMAGE: ["-O2", "-fPIC", "-shared"],
     STUB: ["-O2"],
 }
-LIBRARIES = {CORE: ["-lm"], ROWS: ["-lm"], BOARD: ["-ldl"], IMAGE: ["-ldl"], STUB: []}
+LIBRARIES = {
+    CORE: ["-lm"],
+    UNDO: ["-lm", "-lpthread", "-lc", "-lgcc"],
+    ROWS: ["-lm"],
+    BOARD: ["-ldl"],
+    IMAGE: ["-ldl"],
+    STUB: [],
+}
 SOURCES = {
     CORE: sorted(f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c")),
+    UNDO: sorted(f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c")),
     ROWS: ["emulator/engine/rows.c"],
     BOARD: ["launch/native/board.c", "launch/native/descriptors.c"],
     IMAGE: ["launch/native/image.c"],
@@ -101,7 +116,7 @@ class BuildPython(build_py):
     """Leave out native parts that lie about in the source tree: build_ext makes the package's own."""
 
     def find_data_files(self, package: str, src_dir: str) -> list[str]:
-        built = {"superpod-rank", "board.so", "image.so", "_core.so", "_rows.so"}
+        built = {"superpod-rank", "board.so", "image.so", "_core.so", "_undo.so", "_rows.so"}
         return [f for f in super().find_data_files(package, src_dir) if os.path.basename(f) not in built]
 
 

@@ -1,7 +1,8 @@
 /* One engine entry: take the lock, hand over posts, publish the bound or block, settle, release, wake, sleep.
  *
  * Only ranks whose wait is decided are woken, after the lock is released. The lock is robust: a holder that died with
- * the dirty word set left the state half changed, and the run ends with a report; otherwise it is marked dead.
+ * the dirty word set left the state half changed, and the run ends with a report; otherwise it is marked dead. In the build
+ * with the undo journal (undo.c) the half change is taken back, and it is marked dead.
  */
 #include "entry.h"
 #include "heap.h"
@@ -68,14 +69,16 @@ int sp_acquire(local_t *l)
     l->ctx.num_woken = 0;
     l->ctx.batch = -1;
     l->ctx.wake_all = rc == EOWNERDEAD; /* the dead one may have decided waits and not woken anybody */
+    i64 dead = rc == EOWNERDEAD ? c->owner : -1;
     if (rc == EOWNERDEAD) {
         pthread_mutex_consistent(&c->lock);
-        if (c->dirty) sp_fail(c, FATAL_DIRTY, c->owner);
-        else sp_mark(&l->ctx, c->owner);
+        if (c->dirty && !sp_undo_roll_back(c)) sp_fail(c, FATAL_DIRTY, dead);
     }
     c->owner = l->rank;
     __atomic_store_n(&c->dirty, 1, __ATOMIC_SEQ_CST);
     c->entries++;
+    sp_undo_begin(c);
+    sp_mark(&l->ctx, dead);
     return 1;
 }
 
@@ -83,6 +86,7 @@ void sp_release(local_t *l, int wake_all)
 {
     core_t *c = l->c;
     wake_all |= c->fatal || l->ctx.wake_all;
+    sp_undo_end(c);
     if (wake_all)
         for (i64 p = 0; p < c->cfg.n; p++) __atomic_add_fetch(&RANK(c, p)->word, 1, __ATOMIC_RELEASE);
     __atomic_store_n(&c->dirty, 0, __ATOMIC_SEQ_CST);
@@ -160,6 +164,23 @@ static int sleep_until_woken(local_t *l, u32 ticket)
     return __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == BLOCKED ? (int)c->fatal : 0;
 }
 
+/* A rank killed inside the lock may have decided my wait and be undone: what I saw counts once I held the lock. */
+static int sleep_until_certain(local_t *l, u32 ticket)
+{
+    core_t *c = l->c;
+    rank_t *r = RANK(c, l->rank);
+    for (int blocked = 1; blocked;) {
+        int code = c->cfg.dilation ? sp_wall_sleep(l, ticket) : sleep_until_woken(l, ticket);
+        if (code || !c->undo) return code;
+        if (!sp_acquire(l)) return FATAL_WALL;
+        if (l->ctx.wake_all) sp_settle(&l->ctx);
+        blocked = r->state == BLOCKED;
+        ticket = r->word;
+        sp_release(l, 0);
+    }
+    return 0;
+}
+
 /* wait: W_... to block, 0 to publish `bound` and return. Returns 0 or a FATAL_ code. */
 int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
 {
@@ -188,7 +209,7 @@ int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
     u32 ticket = r->word;
     sp_release(l, 0);
     if (!wait) return 0;
-    int code = c->cfg.dilation ? sp_wall_sleep(l, ticket) : sleep_until_woken(l, ticket);
+    int code = sleep_until_certain(l, ticket);
     if (code) return code;
     l->now = l->observed = r->clock;
     l->result = r->result;

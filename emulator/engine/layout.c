@@ -66,6 +66,8 @@ static void plan(core_t *c, slot_t *slots)
     c->delays = place(&p, n * k->delays * (i64)sizeof(delay_t));
     c->arena_size = k->node_bytes ? k->node_bytes : max64((i64)16 << 20, n * (8 * n + 1024) * (i64)sizeof(node_t));
     c->arena = place(&p, c->arena_size);
+    c->undo_size = k->keep_going ? max64(65536, 8 * n * n) : 0;
+    c->undo = c->undo_size ? place(&p, 16 * c->undo_size) : 0;
     c->total = p.at;
 }
 

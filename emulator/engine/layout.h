@@ -166,6 +166,7 @@ typedef struct {
     i64 programs; /* of schedules: offset of schedule_bytes by rank */
     i64 wall_start, wall_ready, wall_last, wall_round; /* host ns of time 0, or 0; ranks that want it agreed anew */
     i64 walls, delays;                                 /* offsets of wall_t[n] and delay_t[n][cfg.delays] */
+    i64 undo, undo_size, undo_count; /* journal, see undo.c: offset, entries, entries in use (-1: overflowed) */
 } core_t;
 
 #define AT(c, type, offset) ((type *)((char *)(c) + (offset)))
@@ -231,6 +232,11 @@ void sp_acknowledge(ctx_t *x, i64 i, i64 t);
 
 void sp_init_mutex(pthread_mutex_t *m);
 void sp_settle(ctx_t *x);
+void sp_undo_begin(core_t *c);
+void sp_undo_commit(core_t *c);
+void sp_undo_end(core_t *c);
+int sp_undo_roll_back(core_t *c);
+void sp_undo_die(i64 k, i64 whole);
 void sp_evaluate(ctx_t *x, i64 p, i64 t, i64 changed);
 void sp_check(ctx_t *x, i64 p, const node_t *e);
 void sp_timeout(ctx_t *x, i64 p, const node_t *e);

@@ -19,7 +19,7 @@ from emulator.engine.api import (
 from emulator.engine.base import BaseEngine
 from emulator.engine.codes import BLOCKED, DEAD, FATAL_WALL, RUN, W_EXCHANGE, W_SCHEDULE, W_WAIT
 from emulator.engine.config import check_config, config_numbers
-from emulator.engine.native_library import I64, available, load
+from emulator.engine.native_library import I64, available, library_for, load
 from emulator.engine.posts import INBOX_DTYPE, NUM_PORTS, Inbox, Posts
 from emulator.engine.primitives import Waiter
 from emulator.engine.reports import make_waiter
@@ -31,7 +31,7 @@ __all__ = ["NativeEngine", "attach", "available", "engine_bytes", "engine_create
 
 def engine_bytes(cfg: EngineConfig, lib: Any = None) -> int:
     check_config(cfg)
-    return int((lib or load()).sp_bytes(config_numbers(cfg).ctypes.data))
+    return int((lib or load(library_for(cfg.keep_going))).sp_bytes(config_numbers(cfg).ctypes.data))
 
 
 def _address(buf: Any, cfg: EngineConfig, lib: Any) -> tuple[int, Any]:
@@ -45,12 +45,12 @@ def _address(buf: Any, cfg: EngineConfig, lib: Any) -> tuple[int, Any]:
 
 
 def engine_create(buf: Any, cfg: EngineConfig, lib: Any = None) -> None:
-    lib = lib or load()
+    lib = lib or load(library_for(cfg.keep_going))
     lib.sp_create(_address(buf, cfg, lib)[0], config_numbers(cfg).ctypes.data)
 
 
 def attach(buf: Any, cfg: EngineConfig, rank: int, lib: Any = None) -> "NativeEngine":
-    return NativeEngine(buf, cfg, rank, lib or load())
+    return NativeEngine(buf, cfg, rank, lib or load(library_for(cfg.keep_going)))
 
 
 class NativeEngine(BaseEngine):

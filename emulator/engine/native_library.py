@@ -33,6 +33,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_exchange_wait": (INT, [POINTER, I64, I64, I64, I64]),
     "sp_finish": (INT, [POINTER]),
     "sp_mark_dead": (INT, [POINTER, I64]),
+    "sp_undo_die": (None, [I64, I64]),
+    "sp_undo_roll_back": (INT, [POINTER]),
     "sp_abort": (INT, [POINTER, ctypes.c_char_p]),
     "sp_log_lock": (INT, [POINTER, I64]),
     "sp_log_unlock": (INT, [POINTER, I64]),
@@ -66,6 +68,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 def library_path() -> Path | None:
     """Where the built core is, if it was built."""
     return next(iter(sorted(Path(__file__).parent.glob("_core*.so"))), None)
+
+
+def library_for(keep_going: bool) -> str | None:
+    """The build a run uses: the one with the undo journal where survivors go on, if it was built."""
+    undo = Path(__file__).parent / "_undo.so"
+    return str(undo) if keep_going and undo.exists() else None
 
 
 @cache

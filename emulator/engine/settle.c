@@ -251,6 +251,7 @@ void sp_settle(ctx_t *x)
         }
         x->batch = -1;
         set_head(c, p);
+        sp_undo_commit(c);
     }
     if (c->fatal || *low < INF || head[*winner] < INF) return;
     settle_leftovers(x);

@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[2]
 NATIVE = (
     "emulator/engine/_core.so",
     "emulator/engine/_rows.so",
+    "emulator/engine/_undo.so",
     "launch/native/board.so",
     "launch/native/image.so",
     "launch/native/superpod-rank",

@@ -265,12 +265,14 @@ class ExpertExchange:
             micro_batch: which pair of buffers.
 
         Raises:
-            UsageError: too many rows, wrong shapes, a slot that does not exist.
+            UsageError: too many rows, wrong shapes, a slot that does not exist; more rows come to a rank than
+                its `max_rows` (raised there; uncaught, it ends the run on all).
         """
         if 0 <= micro_batch < len(self._compiled):
             numbers = _numbers(costs or self._dispatch_costs)
             handle: Handle | None = self._compiled[micro_batch][0](x, slot_ids, charge, numbers)
             if handle is not None:
+                self._check_rows(handle.rows.shape[0])
                 return handle
         pair, plan, costs = self._write_out(x, slot_ids, costs, charge, micro_batch)
         self._hook("poll")
@@ -316,6 +318,7 @@ class ExpertExchange:
     def _take_in(self, pair: BlockPair, plan: Plan, tokens: int, result: ExchangeResult) -> Handle:
         self._hook("pull")
         records, counts, first, total = pair.pull(result)
+        self._check_rows(total)
         got = self.device.rows.unpack(records, self._out_form, counts, first, total)
         self._record(pair, result, got.rows)
         handle = Handle(got.rows, pair.micro_batch)
@@ -323,6 +326,13 @@ class ExpertExchange:
         handle.rows_per_slot, handle.charged_per_slot = got.per_slot, got.charged_per_slot
         handle.received, handle.received_charge = counts, result.counts
         return handle
+
+    def _check_rows(self, total: int) -> None:
+        """Refuse more rows than a combine could send back, before any work on them."""
+        if total > self.max_rows:
+            raise UsageError(
+                f"dispatch: rank {self.device.rank} gets {total} rows, it takes max_rows={self.max_rows}"
+            )
 
     # --- combine ----------------------------------------------------------------------------------------
 
@@ -342,7 +352,7 @@ class ExpertExchange:
             float32 [T, hidden]. The sum of a token depends on its rows and weights only, not on the layout.
 
         Raises:
-            UsageError: wrong shapes, or more rows than `max_rows`.
+            UsageError: wrong shapes.
         """
         if handle.kept is not None and handle.micro_batch < len(self._compiled):
             numbers = _numbers(costs or self._combine_costs)
@@ -375,11 +385,6 @@ class ExpertExchange:
         _check_array("combine: y", y, (handle.rows.shape[0], self.hidden))
         if handle.tokens:
             _check_array("combine: weights", weights, (handle.tokens, self.topk))
-        if y.shape[0] > self.max_rows:
-            raise UsageError(
-                f"combine: rank {self.device.rank} holds {y.shape[0]} rows, "
-                f"the block takes max_rows={self.max_rows}"
-            )
         if costs.start_ps:
             self.device.compute(costs.start_ps, publish=False)
         plan = self.device.rows.plan_back(handle.received, handle.received_charge, handle.place, pair.most)

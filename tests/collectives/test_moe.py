@@ -361,7 +361,7 @@ REFUSED = (
     + """
 import pytest
 from emulator.errors import UsageError
-exchange = ExpertExchange(device, S, H, T, K, max_rows=5)
+exchange, narrow = ExpertExchange(device, S, H, T, K, max_rows=24), ExpertExchange(device, S, H, T, K, max_rows=5)
 x, ids = np.zeros((T, H), np.float32), np.zeros((T, K), np.int64)
 def refused(match, call, *args, **kw):
     with pytest.raises(UsageError, match=match):
@@ -382,9 +382,12 @@ handle = exchange.dispatch(x, ids)
 refused("for a rank that dispatched no rows", exchange.combine_then_idle, handle, handle.rows, [])
 refused("combine: weights", exchange.combine, handle, handle.rows, np.zeros((T, K + 1), np.float32))
 refused("combine: y", exchange.combine, handle, handle.rows[:, :3].copy(), np.zeros((T, K), np.float32))
-if me == 0:                                              # all rows are here: more than max_rows
-    refused("holds 24 rows, the block takes max_rows=5", exchange.combine, handle, handle.rows,
-            np.zeros((T, K), np.float32))
+exchange.combine(handle, handle.rows, np.zeros((T, K), np.float32))
+text = "dispatch: rank 0 gets 24 rows, it takes max_rows=5"
+if me == 0:
+    refused(text, narrow.dispatch, x, ids)
+else:
+    assert narrow.dispatch(x, ids).rows.shape == (0, H)
 report(ok=True)
 """
 )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from collectives import progress
 from collectives.meeting import tell_all
 from collectives.moves import mover_of
 from collectives.pieces import Int64
@@ -85,6 +86,7 @@ class Space:
         self.made: dict[tuple[tuple[int, ...], str | None], int] = {}
         self.busy: dict[Group, None] = {}
         """Groups with asynchronous collectives that are not complete."""
+        device.beside = lambda condition, timeout_ps: progress.wait(self, condition, timeout_ps)
         self.world = Group(self, tuple(range(device.num_ranks)), "world")
         self.world.take(0)
 

@@ -9,16 +9,18 @@ Each is one wake-up. Groups beyond the channels there are do an exchange by puts
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from collectives.algorithms import Exchange, Flow, Schedule, Shape
 from collectives.algorithms.steps import fan_out
-from collectives.groups import Group
 from emulator.engine.api import GE, TIMEOUT
 from emulator.engine.posts import K_PUT, new_posts
 from emulator.engine.schedules import STEP_DTYPE, Sends, Steps
+
+if TYPE_CHECKING:
+    from collectives.groups import Group
 
 
 class TooLate(Exception):

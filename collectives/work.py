@@ -3,9 +3,9 @@
     phase    before: publish bytes    flow: virtual time    after: take bytes
 
 The first phase of an asynchronous collective leaves at the call if nothing of the group is open, else when
-the one before it is complete; the rest passes at `wait`. Collectives of a group pass in the order they were
-called. Where nothing is asked for, asynchronous calls take algorithms of one phase, in which nobody needs a
-rank between its start and its end: ranks may wait for those of several groups in any order.
+the one before it is complete. The rest passes at `wait`, or while the rank waits for something else
+(`collectives.progress`): ranks may wait for the works of several groups in any order. Collectives of a group
+pass in the order they were called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives import movement
+from collectives import movement, progress
 from collectives.agreement import (
     AGREED,
     FIELDS,
@@ -97,14 +97,17 @@ class Work:
     """
 
     __slots__ = (
-        "_error", "_posted", "_timeout_ps", "end_ps", "group", "number", "plan", "recv", "send", "start_ps",
+        "_entered", "_error", "_moving", "_phase", "_posted", "_timeout_ps", "end_ps", "group", "number",
+        "plan", "recv", "send", "start_ps",
     )  # fmt: skip
 
     def __init__(self, group: Group, plan: Plan, send: Any = None, recv: Any = None) -> None:
         self.group, self.plan, self.send, self.recv = group, plan, send, recv
         group.calls += 1
         self.number, self.start_ps, self.end_ps = group.calls, group.device.now_ps, -1
-        self._posted, self._timeout_ps = False, group.timeout_ps
+        self._entered = self._posted = False
+        self._phase, self._timeout_ps = 0, group.timeout_ps
+        self._moving: progress.Moving | None = None
         self._error: Exception | None = None
 
     @property
@@ -169,6 +172,7 @@ class Work:
         self._posted = True
 
     def _enter(self) -> None:
+        self._entered = True
         before = self.plan.phases[0].before
         if before is not None:
             before(self)
@@ -187,12 +191,17 @@ class Work:
         except Exception as error:
             self._error = error
         finally:
-            self.end_ps = self.group.device.now_ps
-            self.group.open.popleft()
-            if not self.group.open:
-                self.group.space.busy.pop(self.group, None)
-            if self.group.open and self._error is None:
-                self.group.open[0]._leave()
+            self._over()
+
+    def _over(self) -> None:
+        """Complete, well or not: make room for the group's next."""
+        group = self.group
+        self.end_ps = group.device.now_ps
+        group.open.popleft()
+        if not group.open:
+            group.space.busy.pop(group, None)
+        if group.open and self._error is None:
+            group.open[0]._leave()
 
     def _pass_quickly(self, enter: Callable[[bytes, int], bool | None]) -> bool:
         """As `_pass_all` of plain exchanges, in less code: among hundreds of ranks a call finds cold caches.
@@ -225,29 +234,88 @@ class Work:
         return True
 
     def _pass_all(self) -> None:
-        group, balance = self.group, self.plan.descriptor.balance
-        until_ps = None if self._timeout_ps is None else self.start_ps + self._timeout_ps
-        if not self._posted:
+        if not self._entered:
             self._enter()
-        posted, tag = self._posted, self._tag()
-        for number, phase in enumerate(self.plan.phases):
-            if number and phase.before is not None:
-                phase.before(self)
-                group.store.flush()
-            try:
-                here = movement.Here(group, self.number, number, until_ps)
-                tags = movement.wait(here, phase.flow, tag, posted)
-            except movement.TooLate:
-                raise self.late() from None
-            except (DeadlockError, InternalError) as error:
-                self._explain(error)
-                raise
-            if not number:
-                if tags is None or (tags - group.size * (tag - balance)) % _LONG or self.number == 1:
-                    self._compare()
-                posted = False
-            if phase.after is not None:
-                phase.after(self)
+        while self._phase < len(self.plan.phases):
+            self._begin_phase()
+            self._end_phase(self._passed())
+
+    def _begin_phase(self) -> None:
+        before = self.plan.phases[self._phase].before
+        if self._phase and self._moving is None and before is not None:
+            before(self)
+            self.group.store.flush()
+
+    def _passed(self) -> int | None:
+        """Let the phase's flow pass; returns the sum of the tags, None if it has none."""
+        try:
+            if self._moving is not None or progress.wanted(self.group.space, self.group):
+                return progress.passed(self._flow_on_its_way(), self._here().until_ps)
+            flow = self.plan.phases[self._phase].flow
+            return movement.wait(self._here(), flow, self._tag(), self._posted and not self._phase)
+        except movement.TooLate:
+            raise self.late() from None
+        except (DeadlockError, InternalError) as error:
+            self._explain(error)
+            raise
+
+    def _here(self) -> movement.Here:
+        until_ps = None if self._timeout_ps is None else self.start_ps + self._timeout_ps
+        return movement.Here(self.group, self.number, self._phase, until_ps)
+
+    def _end_phase(self, tags: int | None) -> None:
+        group, tag, after = self.group, self._tag(), self.plan.phases[self._phase].after
+        balance = self.plan.descriptor.balance
+        if not self._phase and (
+            tags is None or (tags - group.size * (tag - balance)) % _LONG or self.number == 1
+        ):
+            self._compare()
+        self._moving = None
+        self._phase += 1
+        if after is not None:
+            after(self)
+
+    # --- moving on while this rank waits for something else -----------------------------------------------
+
+    def _flow_on_its_way(self) -> progress.Moving:
+        """The flow of this phase, to be moved step by step."""
+        if self._moving is None:
+            flow = self.plan.phases[self._phase].flow
+            self._moving = progress.Moving(self._here(), flow, self._tag(), self._posted and not self._phase)
+        return self._moving
+
+    def needs_help(self) -> bool:
+        """Whether somebody may have to wait for a step of mine that is yet to come."""
+        if not self._entered:
+            return False  # after a disagreement: it leaves when it is waited for
+        if len(self.group.open) > 1 or self._phase + 1 < len(self.plan.phases):
+            return True
+        if self._moving is not None:
+            return self._moving.more
+        return progress.more_after(self.plan.phases[self._phase].flow)
+
+    def condition(self) -> tuple[int, int, int] | None:
+        """What it waits for; None if nothing, it can be moved on at once."""
+        return self._flow_on_its_way().condition
+
+    def move_on(self) -> None:
+        """What it waited for came: take the next step. Errors are for whoever waits for it."""
+        moving = self._flow_on_its_way()
+        try:
+            moving.advance()
+            if not moving.done:
+                return
+            self._end_phase(moving.tags)
+            if self._phase < len(self.plan.phases):
+                self._begin_phase()
+                self._flow_on_its_way()
+                return
+            until_ps = self._here().until_ps
+            if until_ps is not None and self.group.device.now_ps > until_ps:
+                raise self.late()
+        except Exception as error:
+            self._error = error
+        self._over()
 
     def _compare(self) -> None:
         """All have entered: compare what they called."""
@@ -293,8 +361,7 @@ class Work:
             f"collective {work.number} of group {work.group.name} ({work.descriptor.words})"
             for work in others[:4]
         ) + (
-            ", which move only while their own group is waited for; wait in one order on all ranks, or leave "
-            f"the algorithm of asynchronous calls to the selector; {error.message}"
+            f", which move on only in calls that wait for collectives or messages; {error.message}"
         )  # fmt: skip
 
     def late(self) -> CollectiveTimeoutError:

@@ -76,6 +76,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self.posting = Posting(self)
         self.delivery = self._make_delivery()
         self.library: dict[Any, Any] = {}
+        self.beside = None
         self.after_barrier: list[Callable[[], None]] = []
         self.faults: Faults = faults or NoFaults()
         stepwise = self.faults.active  # faults fire between the steps of an operation

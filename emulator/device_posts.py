@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from emulator import rmw
@@ -22,11 +23,13 @@ class PostCalls(ABC):
 
     Attributes:
         posting: what I post and get back.
+        beside: waits for a condition of mine while what else I have begun moves on; None: nothing does.
         delivery: in what order and how late it takes effect.
         after_barrier: called at the end of each barrier and exchange of mine.
     """
 
     posting: Posting
+    beside: Callable[[tuple[int, int, int], int | None], bool] | None
     delivery: Delivery
 
     def post(self, posts: Posts, data: Payload | None = None, call: Op = Op.POST, step_ps: int = 0) -> int:
@@ -142,8 +145,14 @@ class PostCalls(ABC):
         return self.posting.seen
 
     def wait_inbox(self, seen: int, timeout_ps: int | None = None) -> bool:
-        """Wait until my inbox ever got more than `seen` records; False: `timeout_ps` passed first."""
-        return self.wait([(self._inbox_word(), GT, seen)], False, timeout_ps) != TIMEOUT
+        """Wait until my inbox ever got more than `seen` records; False: `timeout_ps` passed first.
+
+        What else this rank has begun may move on meanwhile (`beside`).
+        """
+        news = (self._inbox_word(), GT, seen)
+        if self.beside is not None:
+            return self.beside(news, timeout_ps)
+        return self.wait([news], False, timeout_ps) != TIMEOUT
 
     def test_inbox(self, seen: int) -> bool:
         """Probe for the same; an unsuccessful probe moves my clock as `test` does."""

@@ -38,6 +38,7 @@ __all__ = [
     "EQ",
     "GE",
     "GT",
+    "HERE",
     "KIND_GET",
     "KIND_META",
     "KIND_PULL",
@@ -80,6 +81,8 @@ Int64Array = npt.NDArray[np.int64]
 CLASSES = ("self", "chip", "node", "pod")
 SELF, CHIP, NODE, POD = range(4)
 EQ, NE, GT, GE, LT, LE = range(6)
+HERE = 6
+"""Comparison of a condition of `wait` about an exchange."""
 NO_OP, SET, ADD = range(3)
 ATOMIC_ADD, SWAP, CAS, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR = range(6)
 TIMEOUT = -1
@@ -391,7 +394,8 @@ class Engine(Protocol):
     def wait(
         self, conditions: Sequence[tuple[int, int, int]], any_: bool = False, timeout_ps: int | None = None
     ) -> int:
-        """Block until all (or any) of my (word, comparison, value) hold at one instant.
+        """Block until all (or any) of my (word, comparison, value) hold at one instant. A condition
+        (channel, HERE, 0): the exchange I posted there has all its records here.
 
         Returns the index of the first that holds (0 for all), or TIMEOUT at exactly the time-out; a delivery
         at the same instant beats the time-out."""

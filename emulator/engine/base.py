@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from emulator.engine import api
-from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
+from emulator.engine.api import HERE, ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
 from emulator.engine.checks import Checks
 from emulator.engine.codes import (
     LIMIT_PS,
@@ -163,11 +163,17 @@ class BaseEngine(Checks):
                 rank=self.rank,
             )
         for word, cmp, _ in conditions:
+            if cmp == HERE:
+                self._open_arg("wait", word)
+                continue
             self._word_arg("wait", word, mine=True)
             self._choice("wait", "comparison", cmp, range(6))
         if timeout_ps is not None:
             self._amount("wait", "timeout_ps", timeout_ps)
-        checked = [(int(word), int(cmp), wrap(value)) for word, cmp, value in conditions]
+        checked = [
+            (int(word), int(cmp), self._open[word] if cmp == HERE else wrap(value))
+            for word, cmp, value in conditions
+        ]
         self._end(self._wait(checked, any_, -1 if timeout_ps is None else timeout_ps))
         return self._result
 
@@ -257,10 +263,13 @@ class BaseEngine(Checks):
         self._alive("exchange_wait")
         self._amount("exchange_wait", "pull_start_ps", pull_start_ps)
         self._amount("exchange_wait", "record_ps", record_ps)
-        if channel not in self._open:
-            raise UsageError(f"exchange_wait: no exchange is open on channel {channel}", rank=self.rank)
+        self._open_arg("exchange_wait", channel)
         self._end(self._exchange_wait(channel, self._open.pop(channel), pull_start_ps, record_ps))
         return self._exchanged()
+
+    def _open_arg(self, call: str, channel: int) -> None:
+        if channel not in self._open:
+            raise UsageError(f"{call}: no exchange is open on channel {channel}", rank=self.rank)
 
     def open_group(self, channel: int, members: Int32Array) -> None:
         ranks = self._members_arg(channel, members)

@@ -100,7 +100,9 @@ typedef struct { i64 t; i32 kind, rank; i64 file, file_offset, offset, nbytes, o
 typedef struct { i64 t, key, start, end, bytes; i32 rank, peer, port, kind; } record_t;
 typedef struct { i64 count, requested, achieved, error, late, worst, moved, moved_ps; } wall_t; /* host ns; of a rank */
 typedef struct { i64 requested, achieved, late, kind; } delay_t;                      /* host ns */
+/* cmp as sp_holds, or HERE: the exchange of slot `value` is at me. */
 typedef struct { i64 word, cmp, value; } condition_t;
+enum { HERE = 6 };
 typedef struct { i64 channel, compute, meta, pull_start, record; } chain_t;
 typedef struct { i64 compute, value; i32 first, count, word, cmp; } step_t;            /* STEP_DTYPE */
 typedef struct { i64 nbytes, value, start; i32 peer, word, op, plane; } send_t;        /* SEND_DTYPE */

@@ -251,4 +251,5 @@ void sp_bulk(ctx_t *x, i64 p, const node_t *e)
     if (++o->taken == g.size) close_round(c, e->aux, &g);
     if (r->state == BLOCKED && r->wait == W_EXCHANGE && r->armed && r->slot == e->aux)
         sp_start_pull(x, p, max64(records, r->clock));
+    if (r->wait == W_WAIT) sp_evaluate(x, p, e->t, -1);
 }

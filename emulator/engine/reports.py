@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from emulator.engine.api import HERE
 from emulator.engine.codes import (
     COMPARISONS,
     FATAL_ABORT,
@@ -111,7 +112,10 @@ def make_waiter(
     }.get(wait, "")
     if wait in (W_WAIT, W_SCHEDULE):
         joint = " or " if any_ else " and "
-        detail = joint.join(f"{word(w)} {COMPARISONS[k]} {v}" for w, k, v in conditions)
+        detail = joint.join(
+            f"exchange of channel {w}" if k == HERE else f"{word(w)} {COMPARISONS[k]} {v}"
+            for w, k, v in conditions
+        )
         detail = f"(step {a}: {detail})" if wait == W_SCHEDULE else f"({detail})"
     waits_for = missing if wait == W_EXCHANGE else [a] if wait == W_ATOMIC else None
     return Waiter(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from emulator.engine import api
-from emulator.engine.codes import BLOCKED, FATAL_GROUP, FATAL_REUSE, W_EXCHANGE
+from emulator.engine.codes import BLOCKED, FATAL_GROUP, FATAL_REUSE, W_EXCHANGE, W_WAIT
 from emulator.engine.twin_events import S_BULK, S_INGRESS, S_PULL, S_PULL_IN, S_ROW, key_of, occupy_ps, staged
 from emulator.engine.twin_hash import fold_all
 from emulator.engine.twin_memory import INF, Row
@@ -144,6 +144,8 @@ class Exchanges(Waits):
             m.close_round(slot, p)
         if m.state[p] == BLOCKED and m.wait[p] == W_EXCHANGE and m.armed[p] and m.slot[p] == slot:
             self.start_pull(p, max(records, m.clock[p]))
+        if m.wait[p] == W_WAIT:
+            self.evaluate(p, t)
 
     def start_pull(self, p: int, base: int) -> None:
         """All records are in at p and p waits: a request to every source that has rows for it."""

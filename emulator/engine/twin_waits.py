@@ -55,10 +55,28 @@ class Waits:
 
     def conditions_met(self, p: int) -> int:
         m = self.m
-        truth = [holds(m.words[m.word_at(p, w)], cmp, v) for w, cmp, v in m.conditions_of(p)]
+        truth = [self.met(p, *condition) for condition in m.conditions_of(p)]
         if m.any[p]:
             return truth.index(True) if True in truth else -1
         return 0 if all(truth) else -1
+
+    def met(self, p: int, word: int, cmp: int, value: int) -> bool:
+        """Does one condition hold? Of an exchange: is it known when its last record is at p?"""
+        m = self.m
+        if cmp == api.HERE:
+            return bool(m.records_at[value][p] < INF)
+        return holds(m.words[m.word_at(p, word)], cmp, value)
+
+    def instant(self, p: int, t: int, result: int) -> int:
+        """When a wait that was found to hold at t does: the last record of an exchange may still be
+        served."""
+        m = self.m
+        if m.wait[p] != W_WAIT:
+            return t
+        for at, (_, cmp, value) in enumerate(m.conditions_of(p)):
+            if cmp == api.HERE and (not m.any[p] or at == result):
+                t = max(t, int(m.records_at[value][p]))
+        return t
 
     def satisfied(self, p: int) -> tuple[bool, int]:
         """(is p's wait decided by what it sees now, result)."""
@@ -92,7 +110,7 @@ class Waits:
                 m.vain[p] = 0
                 self.decide(p, m.clock[p] + ticks * self.cfg.poll_price_ps, 0)
         elif yes:
-            self.decide(p, t, result)
+            self.decide(p, self.instant(p, t, result), result)
 
     def decide(self, p: int, t: int, result: int) -> None:
         """Resume p at the end of instant t (everything that reaches it at t comes before)."""
@@ -139,7 +157,9 @@ class Waits:
                 self.start_pull(p, max(records, t))
             return
         yes, result = self.satisfied(p)
-        if yes:
+        if yes and (at := self.instant(p, t, result)) > t:
+            self.decide(p, at, result)
+        elif yes:
             self.resume(p, t, result)
         elif m.wait[p] == W_TEST:
             m.wait[p], m.clock[p] = W_POLL, t

@@ -14,12 +14,31 @@ int sp_holds(i64 a, i64 cmp, i64 b)
     }
 }
 
+/* When p's part of the exchange on slot k->value is at p, INF if it is not known yet. */
+static i64 here_at(core_t *c, i64 p, const condition_t *k) { return AT(c, i64, SLOT(c, k->value)->records)[p]; }
+
+static int met(core_t *c, i64 p, const condition_t *k)
+{
+    return k->cmp == HERE ? here_at(c, p, k) < INF : sp_holds(WORD(c, p, k->word), k->cmp, k->value);
+}
+
+/* The instant at which a wait that was found to hold at t does: the last record of an exchange may still be served. */
+static i64 instant(core_t *c, i64 p, i64 t, i64 result)
+{
+    rank_t *r = RANK(c, p);
+    const condition_t *k = AT(c, condition_t, c->conditions) + p * c->cfg.conditions;
+    if (r->wait != W_WAIT) return t;
+    for (i64 i = 0; i < r->num_conditions; i++)
+        if (k[i].cmp == HERE && (!r->any || i == result)) t = max64(t, here_at(c, p, k + i));
+    return t;
+}
+
 static i64 conditions_met(core_t *c, i64 p) /* index, or -1 */
 {
     rank_t *r = RANK(c, p);
     const condition_t *k = AT(c, condition_t, c->conditions) + p * c->cfg.conditions;
     for (i64 i = 0; i < r->num_conditions; i++) {
-        int yes = sp_holds(WORD(c, p, k[i].word), k[i].cmp, k[i].value);
+        int yes = met(c, p, k + i);
         if (yes && r->any) return i;
         if (!yes && !r->any) return -1;
     }
@@ -98,7 +117,7 @@ void sp_evaluate(ctx_t *x, i64 p, i64 t, i64 changed)
         if (changed >= 0 && (changed != r->a || satisfied(x->c, p, &result))) poll_hit(x, p, t);
     } else if (satisfied(x->c, p, &result)) {
         if (sp_goes_on(r)) sp_advance(x, p, t);
-        else sp_decide(x, p, r->wait == W_QUIET ? max64(t, r->acked) : t, result);
+        else sp_decide(x, p, r->wait == W_QUIET ? max64(t, r->acked) : instant(x->c, p, t, result), result);
     }
 }
 
@@ -115,6 +134,7 @@ void sp_check(ctx_t *x, i64 p, const node_t *e)
     } else if (satisfied(c, p, &result)) {
         if (sp_goes_on(r)) sp_advance(x, p, e->t);
         else if (r->wait == W_QUIET && r->acked > e->t) sp_decide(x, p, r->acked, 0);
+        else if (instant(c, p, e->t, result) > e->t) sp_decide(x, p, instant(c, p, e->t, result), result);
         else sp_resume(x, p, e->t, result);
     } else if (r->wait == W_TEST) {
         r->wait = W_POLL;

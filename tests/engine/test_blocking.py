@@ -311,7 +311,7 @@ BAD = {
     "word 256 does not exist": lambda e: e.put(1, 1, word=256),
     "op is 7": lambda e: e.put(1, 1, word=0, op=7),
     "ps is -3": lambda e: e.compute(-3),
-    "comparison is 6": lambda e: e.wait([(0, 6, 0)]),
+    "comparison is 7": lambda e: e.wait([(0, 7, 0)]),
     "0 conditions": lambda e: e.wait([]),
     "timeout_ps is -1": lambda e: e.wait([(0, 0, 0)], timeout_ps=-1),
     "channel is 8": lambda e: e.exchange(8, None, 0, 0),

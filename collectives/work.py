@@ -138,9 +138,8 @@ class Work:
             group.open.append(self)
             self.wait()
             return
-        enter = (
-            group.enter if self.plan.packed and self._timeout_ps is None and group.device.compiled else None
-        )
+        quick = self.plan.packed and self._timeout_ps is None and group.device.compiled
+        enter = group.enter if quick and not progress.wanted(group.space, group) else None
         try:
             if enter is None or not self._pass_quickly(enter):
                 self._pass_all()

@@ -361,7 +361,8 @@ REFUSED = (
     + """
 import pytest
 from emulator.errors import UsageError
-exchange, narrow = ExpertExchange(device, S, H, T, K, max_rows=24), ExpertExchange(device, S, H, T, K, max_rows=5)
+exchange = ExpertExchange(device, S, H, T, K, max_rows=24)
+narrow = ExpertExchange(device, S, H, T, K, max_rows=5)
 x, ids = np.zeros((T, H), np.float32), np.zeros((T, K), np.int64)
 def refused(match, call, *args, **kw):
     with pytest.raises(UsageError, match=match):

@@ -23,9 +23,11 @@ from emulator.engine import core_available, engine_attach, engine_bytes, engine_
 from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
 from emulator.errors import StateError, UsageError
 from emulator.faults import Fault, FaultPlan, Injector, NoFaults
+from emulator.faults.links import LINK_KINDS, link_faults
 from emulator.faults.log import as_rows
 from emulator.futex import wait_while
 from emulator.ledger import total
+from emulator.links import Links
 from emulator.profile import Profile, load_profile
 from emulator.rows import load_rows
 from emulator.topology import Topology, engine_config
@@ -81,8 +83,10 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
     )
     settings = _engine_settings(config, profile, transport.num_ranks)
     plan: tuple[Fault, ...] = ()
+    draws = 0
     if config.faults is not None:
-        plan = FaultPlan.load(config.faults).resolve(transport.num_ranks, topology)
+        loaded = FaultPlan.load(config.faults)
+        plan, draws = loaded.resolve(transport.num_ranks, topology), loaded.seed
     block = -(-engine_bytes(settings, kind) // 4096) * 4096
     control = block + board_bytes(transport.num_ranks, config.staging_bytes, len(plan))
     transport.allocate(Sizes(config.heap_bytes, config.managed_bytes, config.staging_bytes, control))
@@ -98,7 +102,12 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
         engine.set_trace(_port_file(config.trace))
     if (jitter := read_jitter()) is not None:
         engine.set_jitter(jitter[0], jitter[1], jitter[2] * transport.num_ranks + transport.rank)
+    broken = link_faults(plan)
+    if broken:
+        Links(engine, topology, broken, draws)
     faults = Injector(plan, transport.rank, engine, board.faults) if plan else NoFaults()
+    for kind in LINK_KINDS if broken else ():  # Links carries them out; the injector notes begin and end
+        faults.on(kind, lambda _: lambda: None)
     if config.clock == "wall":
         wall.measure_host(engine, board, transport.rank)
         wall.warn_early(config, settings, board, transport.rank)

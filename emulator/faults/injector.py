@@ -86,7 +86,7 @@ class Injector:
         self.plan = tuple(plan)
         self.operations = 0
         self._rank, self._engine, self._log = rank, engine, log
-        mine = [(i, f) for i, f in enumerate(plan) if f.rank in (rank, None)]
+        mine = [(i, f) for i, f in enumerate(plan) if _home(f) in (rank, None)]
         self._timed = sorted(((int(f.at_ps), i) for i, f in mine if isinstance(f.at_ps, int)), reverse=True)
         self._counted = sorted(((f.at_op, i) for i, f in mine if f.at_op is not None), reverse=True)
         self._stated = [(i, f) for i, f in mine if f.at_request is not None]
@@ -199,3 +199,11 @@ class Injector:
         factor = fault.factor or 1.0
         self._factors.append(factor)
         return lambda: self._factors.remove(factor)
+
+
+def _home(fault: Fault) -> int | None:
+    """The rank that notes a fault: its own, or of a link the die's (of a switch or node, rank 0); None: any."""
+    if fault.link is None:
+        return fault.rank if isinstance(fault.rank, int) else None
+    name, _, rest = fault.link.partition(":")
+    return int(rest.split("/")[0]) if name in ("die", "plane", "nic") else 0

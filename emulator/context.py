@@ -106,8 +106,8 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
     if broken:
         Links(engine, topology, broken, draws)
     faults = Injector(plan, transport.rank, engine, board.faults) if plan else NoFaults()
-    for kind in LINK_KINDS if broken else ():  # Links carries them out; the injector notes begin and end
-        faults.on(kind, lambda _: lambda: None)
+    for each in LINK_KINDS if broken else ():  # Links carries them out; the injector notes begin and end
+        faults.on(each, lambda _: lambda: None)
     if config.clock == "wall":
         wall.measure_host(engine, board, transport.rank)
         wall.warn_early(config, settings, board, transport.rank)

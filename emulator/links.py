@@ -1,10 +1,10 @@
 """A rank's faulty links: what it hands to the engine is sent late, again, or never.
 
-With link faults in the plan the rank's engine calls are wrapped: an operation that finds its link down leaves at
-the tick of the ladder at which it gets through (`emulator.faults.links`), and nothing overtakes it on its way to
-the same peer. One given up ends with status LOST at its poster; where no queue pair reports that, the poster's next
-blocking call raises `LinkDownError`. Times follow from the plan and the post's own time, so both engines agree.
-An exchange and an atomic are handed over when the slowest of their peers can be reached.
+With link faults in the plan the rank's engine calls are wrapped: an operation that finds its link down leaves
+at the tick of the ladder at which it gets through (`emulator.faults.links`), and nothing overtakes it on its
+way to the same peer. One given up ends with status LOST at its poster; where no queue pair reports that, the
+poster's next blocking call raises `LinkDownError`. Times follow from the plan and the post's own time, so
+both engines agree. An exchange and an atomic are handed over when the slowest of their peers can be reached.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-
-from emulator.engine.api import LOG_PUT, LOG_SNAPSHOT, NO_OP, SET, LogRef
-from emulator.engine.base import BaseEngine as Engine
+from emulator.engine.api import LOG_PUT, LOG_SNAPSHOT, NO_OP, SET, Engine, LogRef
 from emulator.engine.posts import K_GET, K_PUT, K_SEND, K_WORD, Posts, new_posts
 from emulator.errors import LinkDownError
 from emulator.faults.links import RDMA, LinkFault, Passage, passage, ub_ladder

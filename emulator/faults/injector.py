@@ -202,7 +202,7 @@ class Injector:
 
 
 def _home(fault: Fault) -> int | None:
-    """The rank that notes a fault: its own, or of a link the die's (of a switch or node, rank 0); None: any."""
+    """The rank that notes a fault: its own, a link's die (rank 0 for a switch or node); None: any."""
     if fault.link is None:
         return fault.rank if isinstance(fault.rank, int) else None
     name, _, rest = fault.link.partition(":")

@@ -1,13 +1,14 @@
 """What faulty links do to one operation: when it gets through, how often it was sent, or that it never does.
 
-Pure. A link is down, slower or lossy for a time. An operation that finds a link on its way down, or is lost, is
-sent again at the ticks of a ladder; after the last retry has had its time-out too, the poster gives up.
+Pure. A link is down, slower or lossy for a time. An operation that finds a link on its way down, or is lost,
+is sent again at the ticks of a ladder; after the last retry has had its time-out too, the poster gives up.
 
     sent at t, t + w1, t + w1 + w2, ..., t + w1 + .. + wR; given up at t + w1 + .. + wR + wR
 
-Links: `die:N` and `node:N` carry all UB traffic to and from them, `nic:N` all of plane RDMA; `plane:N/P`, `l1:N`
-(one switch of the node) and `l2:P` (pod-distant traffic only) are one of seven planes over which traffic is spread
-anew at once, so what one of them lacks is a seventh of the rate. Traffic within a die crosses no link.
+Links: `die:N` and `node:N` carry all UB traffic to and from them, `nic:N` all of plane RDMA; `plane:N/P`,
+`l1:N` (one switch of the node) and `l2:P` (pod-distant traffic only) are one of seven planes over which
+traffic is spread anew at once, so what one of them lacks is a seventh of the rate. Traffic within a die
+crosses no link.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ if device.rank == 0:
 else:
     device.wait([(3, GE, 8)])
     said["woken"] = device.now_ps
+    device.compute(1)
 report(**said)
 """
 

@@ -79,6 +79,7 @@ import os, signal
 from launch import osproc, paths
 from launch.helper import Helper
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background has it ignored
 with Helper("the helper", paths.RunDirectory(), signal.pause) as helper:
     helper.start()
     print(*osproc.children([os.getpid()]), flush=True)

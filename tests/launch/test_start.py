@@ -94,7 +94,7 @@ table = JobTable(2, Path(sys.argv[1]))
 gate, spoken = os.pipe(), os.pipe()
 template = os.fork()
 if template == 0:
-    for rank in range(2):
+    for rank in (1, 0):  # once rank 0 has spoken both are there
         if os.fork() == 0:
             if rank == 1:
                 os.read(gate[0], 1)  # until the template has gone

@@ -139,7 +139,8 @@ class Work:
             self.wait()
             return
         quick = self.plan.packed and self._timeout_ps is None and group.device.compiled
-        enter = group.enter if quick and not progress.wanted(group.space, group) else None
+        others = group.space.busy and progress.wanted(group.space, group)
+        enter = group.enter if quick and not others else None
         try:
             if enter is None or not self._pass_quickly(enter):
                 self._pass_all()

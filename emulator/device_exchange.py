@@ -84,8 +84,7 @@ class ExchangeCalls(ABC):
         """What follows each exchange of a compiled call."""
         if self.posting.owners:
             self.posting.dispatch()
-        for call in self.after_barrier:
-            call()
+        self._after_barrier()
 
     def exchange_post(
         self,
@@ -131,9 +130,7 @@ class ExchangeCalls(ABC):
         if not self._meet():
             self.exchange(BARRIER_CHANNEL, None, 0)
             return
-        if self.posting.owners:
-            self.posting.dispatch()
-        self._after_barrier()
+        self.exchange_ended()
 
     def _after_barrier(self) -> None:
         for call in self.after_barrier:

@@ -82,13 +82,12 @@ def _with_room(home: Table, redundant: int) -> Table:
     return np.pad(home, ((0, 0), (0, more)), constant_values=EMPTY)
 
 
-def compare(counted: Table, served: Table, setting: EplbSetting, priced: PricedModel) -> dict[str, Load]:
+def compare(balanced: Table, served: Table, setting: EplbSetting, priced: PricedModel) -> dict[str, Load]:
     """Price one layer under each placement.
 
     Args:
-        counted: int64 [experts, slices], what the balanced placement is made of.
-        served: int64 [experts], rows of each expert in proportion; scaled to the step's rows. Other rows than
-            the counted ones, so that a placement is judged by what it has not seen.
+        balanced: int64 [ranks, slots], what `balance` made of other rows.
+        served: int64 [experts], rows of each expert in proportion; scaled to the step's rows.
 
     Returns:
         "native", "balanced", "ideal" -> its load.
@@ -97,7 +96,7 @@ def compare(counted: Table, served: Table, setting: EplbSetting, priced: PricedM
     rows = _scaled(served, total)
     tables = {
         "native": spread_rows(rows, native(setting, len(rows))),
-        "balanced": spread_rows(rows, balance(counted, setting)),
+        "balanced": spread_rows(rows, balanced),
         "ideal": ideal_rows(total, setting.ranks),
     }
     return {

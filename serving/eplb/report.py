@@ -10,7 +10,7 @@ from rich.table import Table
 
 from emulator.profile import Profile
 from serving.eplb.observe import count_rows
-from serving.eplb.plan import EplbSetting, compare
+from serving.eplb.plan import EplbSetting, balance, compare
 from serving.model.model import Model
 from serving.pricing import PricedModel
 
@@ -34,6 +34,7 @@ def figures(
     """
     counted = count_rows(model, tokens, slices, seed)
     served = count_rows(model, tokens, 1, seed + 1)
+    placed = {layer: balance(rows, settings[0]) for layer, rows in counted.items()}  # the same for any batch
     rows = [
         {
             "batch": setting.batch,
@@ -42,7 +43,7 @@ def figures(
         }
         for setting in settings
         for layer in counted
-        for loads in [compare(counted[layer], served[layer][:, 0], setting, priced)]
+        for loads in [compare(placed[layer], served[layer][:, 0], setting, priced)]
     ]
     hottest = {layer: float(c.max() / c.mean()) for layer, c in served.items()}
     above = {layer: float((c > c.mean()).mean()) for layer, c in served.items()}

@@ -1,6 +1,7 @@
 """Handing a schedule over in the Python twin: what comes before its first wait and after its last one is done
 here, what lies between goes into the rank's program (`twin_schedule` carries it out)."""
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,14 @@ class TwinScheduler(TwinInspect):
 
     _calls: Any
 
-    def _begin(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _begin(self) -> None: ...
 
-    def _note(self, kind: int, start: int, a: int, b: int, c: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _note(self, kind: int, start: int, a: int, b: int, c: int) -> None: ...
 
-    def _issue(self, op: Op) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _issue(self, op: Op) -> None: ...
 
     def _schedule(self, steps: Steps, sends: Sends, step_ps: int, timeout_ps: int) -> int:
         self._explain_steps(steps, sends)

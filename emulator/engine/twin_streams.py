@@ -4,6 +4,8 @@ Everything here happens at the poster: which operations are answered, who may st
 a stream, what is flushed when one fails. No event at one rank asks what another one knows.
 """
 
+from abc import abstractmethod
+
 from emulator.engine.posts import (
     DONE_ALWAYS,
     DONE_ON_ERROR,
@@ -31,8 +33,8 @@ class Streams(Inboxes):
     streams: dict[Pair, list[Op]]
     dead: set[Pair]
 
-    def go_void(self, t: int, op: Op) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def go_void(self, t: int, op: Op) -> None: ...
 
     def finish(self, t: int, op: Op, status: int, old: int = 0) -> None:
         """The operation has ended, as its poster learns at t; once."""

@@ -4,6 +4,7 @@ A wait begins with a CHECK that sees everything up to its instant; from then on 
 decide it; it resumes at the end of the deciding instant, so every resumption is an observation.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from emulator.engine import api
@@ -29,7 +30,7 @@ from emulator.engine.twin_events import S_CHECK, S_POLL, S_RESUME, S_TIMEOUT, ho
 from emulator.engine.twin_memory import INF, LATE, Memory
 
 
-class Waits:
+class Waits(ABC):
     """What decides a wait. Events, failures and exchanges come from the classes built on it."""
 
     cfg: EngineConfig
@@ -38,20 +39,22 @@ class Waits:
     gets: dict[int, dict[int, int]]  # unanswered gets and atomics by rank: {sequence number: stream}
     woken: list[int]  # who resumed in this entry
 
-    def push(self, p: int, t: int, key: int, peer: int = 0, payload: Any = None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def push(self, p: int, t: int, key: int, peer: int = 0, payload: Any = None) -> None: ...
 
-    def fail(self, code: int, rank: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def fail(self, code: int, rank: int) -> None: ...
 
-    def advance(self, p: int, t: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def advance(self, p: int, t: int) -> None: ...
 
-    def start_pull(self, p: int, base: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start_pull(self, p: int, base: int) -> None: ...
 
-    def serve(self, p: int, port: int, kind: int, peer: int, t: int, key: int, nbytes: int, ser: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def serve(
+        self, p: int, port: int, kind: int, peer: int, t: int, key: int, nbytes: int, ser: int
+    ) -> int: ...
 
     def conditions_met(self, p: int) -> int:
         m = self.m

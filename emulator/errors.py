@@ -15,6 +15,7 @@ __all__ = [
     "InternalError",
     "KeyFaultError",
     "LinkDownError",
+    "MembershipChanged",
     "OffsetError",
     "RankLostError",
     "RemoteAccessError",
@@ -109,6 +110,11 @@ class RankLostError(FabricError):
 
     def __init__(self, message: str, ranks: Sequence[int] = (), **fields: Any) -> None:
         super().__init__(message, ranks=tuple(ranks), **fields)
+
+
+class MembershipChanged(RankLostError):
+    """Ranks have died, and every survivor that subscribed is told at the same virtual time. Fields: `ranks`,
+    all that are dead, and `epoch`, how many such changes there have been."""
 
 
 class RemoteAccessError(FabricError):

@@ -28,6 +28,8 @@ COMPARISONS = ("==", "!=", ">", ">=", "<", "<=")
     FATAL_OPERATIONS,
 ) = range(8)
 FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM, FATAL_GROUP = range(8, 15)
+INTERRUPTED = 15
+"""A change of membership ended the wait; the run goes on."""
 OVERFLOWS = {
     FATAL_OPERATIONS: "too many operations under way at once",
     FATAL_NODES: "no room for pending events (raise node_bytes)",

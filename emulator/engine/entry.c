@@ -217,6 +217,10 @@ int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
     l->slot = r->slot;
     l->wakes++;
     if (c->cfg.dilation) sp_wall_end(l, wait);
+    if (r->interrupted) {
+        r->interrupted = 0;
+        return INTERRUPTED;
+    }
     return 0;
 }
 
@@ -275,6 +279,8 @@ int sp_mark_dead(local_t *l, i64 rank)
     sp_release(l, 1); /* all: the dead rank may have decided waits and not woken anybody */
     return 0;
 }
+
+void sp_subscribe(local_t *l) { RANK(l->c, l->rank)->subscribed = 1; }
 
 int sp_abort(local_t *l, const char *reason)
 {

@@ -49,6 +49,11 @@ void sp_ranks(local_t *l, i64 *out)
     }
 }
 
+void sp_lost(local_t *l, i64 *out) /* out: i64[n], number of the change of membership that found them dead, 0: alive */
+{
+    for (i64 p = 0; p < l->c->cfg.n; p++) out[p] = RANK(l->c, p)->lost;
+}
+
 void sp_bytes_by_class(local_t *l, i64 *out)
 {
     for (i64 p = 0; p < l->c->cfg.n; p++, out += 4) memcpy(out, RANK(l->c, p)->bytes, 4 * sizeof *out);

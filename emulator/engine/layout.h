@@ -26,7 +26,7 @@ typedef uint32_t u32;
 #define FOR_EVER 7 /* rnr_retries without end */
 #define MAX_CHANNELS 1024
 #define QUEUES 16 /* match queues of a rank, by context */
-#define SP_VERSION 15 /* of the functions native.py calls; change both together */
+#define SP_VERSION 16 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };
@@ -45,7 +45,8 @@ enum { W_NONE, W_WAIT, W_QUIET, W_GET, W_ATOMIC, W_READ, W_OBSERVE, W_TEST, W_PO
        W_SCHEDULE };
 enum { C_COMPUTE = 32, C_PUT, C_GET, C_FENCE, C_POST, C_FINISH, C_POSTED }; /* calls that do not block, for the digest */
 enum { FATAL_NONE, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_LOST, FATAL_DIRTY, FATAL_WALL, FATAL_ABORT, FATAL_OPERATIONS,
-       FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM, FATAL_GROUP };
+       FATAL_NODES, FATAL_LOG, FATAL_TRACE, FATAL_REUSE, FATAL_INBOX, FATAL_STREAM, FATAL_GROUP,
+       INTERRUPTED }; /* the last ends a wait, not the run */
 enum { NOT_A_MEMBER = -(1 << 30) }; /* code of an exchange on a channel of groups that the caller opened none of */
 enum { PORT_EGRESS, PORT_INGRESS, PORT_LOCAL };
 enum { KIND_PUT, KIND_GET, KIND_META, KIND_PULL, KIND_SEND, KIND_WORD };
@@ -125,6 +126,7 @@ typedef struct {
     pthread_mutex_t log_lock;
     i64 log_head, log_tail;
     i64 assumed; /* wall clock: the others went on as if I acted from here on */
+    i64 subscribed, interrupted, lost; /* to changes of membership; my wait was ended by one; since which change dead */
 } __attribute__((aligned(64))) rank_t;
 
 /* One exchange under way: of all ranks, or of a group, whose least rank + 1 is its leader (0: all ranks). */
@@ -169,6 +171,7 @@ typedef struct {
     i64 wall_start, wall_ready, wall_last, wall_round; /* host ns of time 0, or 0; ranks that want it agreed anew */
     i64 walls, delays;                                 /* offsets of wall_t[n] and delay_t[n][cfg.delays] */
     i64 undo, undo_size, undo_count; /* journal, see undo.c: offset, entries, entries in use (-1: overflowed) */
+    i64 changes; /* of membership so far */
 } core_t;
 
 #define AT(c, type, offset) ((type *)((char *)(c) + (offset)))

@@ -260,6 +260,14 @@ class NativeEngine(BaseEngine):
         if self._lib.sp_mark_dead(self._me, rank) == FATAL_WALL:
             raise WallDeadlineError("the engine's lock was not released for too long")
 
+    def subscribe(self) -> None:
+        self._lib.sp_subscribe(self._me)
+
+    def lost(self) -> Int64Array:
+        out = np.empty(self.num_ranks, np.int64)
+        self._lib.sp_lost(self._me, out.ctypes.data)
+        return out
+
     def abort(self, reason: str) -> None:
         self._lib.sp_abort(self._me, reason.encode()[:200])
 

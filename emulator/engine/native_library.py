@@ -35,6 +35,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_mark_dead": (INT, [POINTER, I64]),
     "sp_undo_die": (None, [I64, I64]),
     "sp_undo_roll_back": (INT, [POINTER]),
+    "sp_subscribe": (None, [POINTER]),
+    "sp_lost": (None, [POINTER, POINTER]),
     "sp_abort": (INT, [POINTER, ctypes.c_char_p]),
     "sp_log_lock": (INT, [POINTER, I64]),
     "sp_log_unlock": (INT, [POINTER, I64]),

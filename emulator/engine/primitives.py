@@ -128,6 +128,9 @@ class Primitives(ABC):
     def _mark_dead(self, rank: int) -> None: ...
 
     @abstractmethod
+    def lost(self) -> Int64Array: ...
+
+    @abstractmethod
     def dead_ranks(self) -> list[int]: ...
 
     @abstractmethod

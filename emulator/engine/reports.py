@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from emulator.engine.api import HERE
+import numpy as np
+
 from emulator.engine.codes import (
     COMPARISONS,
     FATAL_ABORT,
@@ -13,6 +15,7 @@ from emulator.engine.codes import (
     FATAL_LIVELOCK,
     FATAL_LOST,
     FATAL_WALL,
+    INTERRUPTED,
     OPERATIONS,
     OVERFLOWS,
     W_ATOMIC,
@@ -25,11 +28,22 @@ from emulator.engine.codes import (
     W_WAIT,
 )
 from emulator.engine.primitives import Primitives, Waiter
-from emulator.errors import DeadlockError, InternalError, RankLostError, UsageError, WallDeadlineError
+from emulator.errors import (
+    DeadlockError,
+    InternalError,
+    MembershipChanged,
+    RankLostError,
+    UsageError,
+    WallDeadlineError,
+)
 
 
 def raise_fatal(engine: Primitives, code: int) -> NoReturn:
     """Say why the run cannot go on."""
+    if code == INTERRUPTED:
+        lost = engine.lost()
+        dead = np.flatnonzero(lost).tolist()
+        raise MembershipChanged(f"ranks {dead} are dead (change {lost.max()})", dead, epoch=int(lost.max()))
     culprit = engine._culprit()
     if code == FATAL_ABORT:
         raise InternalError(f"rank {culprit} ended the run: {engine._reason()}", rank=engine.rank)

@@ -221,6 +221,32 @@ static void give_up(ctx_t *x)
     if (blocked >= 0) sp_fail(c, FATAL_DEADLOCK, blocked);
 }
 
+/* Everything is blocked for good, and ranks have died of whom the others do not know: those that wait for news of it are
+ * told, all at once, at the latest of their clocks. 0 if nobody died, or somebody who is blocked does not wait for it. */
+static int change_membership(ctx_t *x)
+{
+    core_t *c = x->c;
+    i64 t = 0, new_dead = 0, told = 0;
+    for (i64 p = 0; p < c->cfg.n; p++) {
+        rank_t *r = RANK(c, p);
+        if (r->state == DEAD) new_dead += !r->lost;
+        if (r->state != BLOCKED) continue;
+        if (!r->subscribed) return 0;
+        t = max64(t, r->clock);
+        told++;
+    }
+    if (!new_dead || !told) return 0;
+    c->changes++;
+    for (i64 p = 0; p < c->cfg.n; p++) {
+        rank_t *r = RANK(c, p);
+        if (r->state == DEAD && !r->lost) r->lost = c->changes;
+        if (r->state != BLOCKED) continue;
+        r->interrupted = 1;
+        sp_resume(x, p, t, 0);
+    }
+    return 1;
+}
+
 void sp_settle(ctx_t *x)
 {
     core_t *c = x->c;
@@ -253,7 +279,7 @@ void sp_settle(ctx_t *x)
         set_head(c, p);
         sp_undo_commit(c);
     }
-    if (c->fatal || *low < INF || head[*winner] < INF) return;
+    if (c->fatal || *low < INF || head[*winner] < INF || change_membership(x)) return;
     settle_leftovers(x);
     for (i64 p = 0; p < c->cfg.n; p++)
         if (RANK(c, p)->state == BLOCKED) {

@@ -12,7 +12,7 @@ import heapq
 from typing import Any
 
 from emulator.engine.api import EngineConfig
-from emulator.engine.codes import BLOCKED, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_NONE, W_POLL
+from emulator.engine.codes import BLOCKED, DEAD, FATAL_DEADLOCK, FATAL_LIVELOCK, FATAL_NONE, W_POLL
 from emulator.engine.twin_events import (
     S_ACK,
     S_ATOMIC,
@@ -99,10 +99,26 @@ class Core(Schedules):
             if self.idle and not key & LATE and not self.retries_for_ever(event[4]):
                 self.news()
             self.process(event)
-        if not self.heap and not m.facts[m.FATAL] and min(m.bound) == INF:
+        if not self.heap and not m.facts[m.FATAL] and min(m.bound) == INF and not self.change_membership():
             self.settle_all_rows()
             if BLOCKED in m.state.tolist():
                 self.fail(FATAL_DEADLOCK, m.state.tolist().index(BLOCKED))
+
+    def change_membership(self) -> bool:
+        """Everything is blocked for good: tell all of deaths nobody knows of, see `Engine.subscribe`."""
+        m = self.m
+        blocked = [p for p in range(self.n) if m.state[p] == BLOCKED]
+        new = [p for p in range(self.n) if m.state[p] == DEAD and not m.lost[p]]
+        if not new or not blocked or not all(m.subscribed[p] for p in blocked):
+            return False
+        number, t = int(max(m.lost)) + 1, int(max(m.clock[p] for p in blocked))
+        for p in new:
+            m.lost[p] = number
+        for p in blocked:
+            m.interrupted[p] = 1
+            m.step_at[p] = m.steps[p]
+            self.resume(p, t, 0)
+        return True
 
     def final(self, t: int, p: int, low: int) -> bool:
         return bool(t < self.m.bound[p] and t < low + self.m.look[p])

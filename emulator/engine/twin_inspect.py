@@ -71,6 +71,12 @@ class TwinInspect(TwinEntry):
         self._core.fail(FATAL_ABORT, self.rank)
         self._release(wake_all=True)
 
+    def subscribe(self) -> None:
+        self._memory.subscribed[self.rank] = 1
+
+    def lost(self) -> Int64Array:
+        return np.array(self._memory.lost, dtype=np.int64)
+
     def dead_ranks(self) -> list[int]:
         return [p for p, state in enumerate(self._memory.state) if state == DEAD]
 

@@ -21,6 +21,7 @@ INF = LATE = 1 << 62
 HEADER = 4096
 COLUMNS = (
     "word state clock result wait seq since armed decided done a b c num_conditions any bound look unacked "
+    "subscribed interrupted lost "
     "vain skipped wakes waited slot pull_start record exchange_seq remaining last records chain_count "
     "chain_at log_head log_tail calls_0 calls_1 inbox_head inbox_tail "
     "steps step_at first_step step_ps deadline "

@@ -137,14 +137,11 @@ class TwinEntry(TwinWall):
             self._now, self._result = m.clock[r], m.result[r]
             self._seen_ps = self._now
             self._records, self._slot = m.records[r], m.slot[r]
-<<<<<<< HEAD
             if self._paced:
                 self._wall_end(wait)
-=======
             if m.interrupted[r]:
                 m.interrupted[r] = 0
                 return INTERRUPTED
->>>>>>> c566b91 (Engine: blocked ranks that subscribed are told of deaths, all at one time, and go on (MembershipChanged))
         return code
 
     def _hand_over(self) -> None:

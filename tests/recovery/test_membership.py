@@ -1,4 +1,4 @@
-"""Survivors learn of deaths together: who subscribed is resumed with the same dead at the same virtual time."""
+"""Survivors learn of deaths together: who subscribed is told of the same dead at one virtual time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ PROGRAM = Path(__file__).parent / "programs" / "membership.py"
 def _reports(folder: Path, engine: str) -> dict[int, Any]:
     folder.mkdir()
     superpod = str(Path(sys.executable).parent / "superpod")
-    environment = os.environ | {"SUPERPOD_TEST_REPORTS": str(folder), "SUPERPOD_ENGINE": engine}
+    environment = os.environ | {
+        "SUPERPOD_TEST_REPORTS": str(folder),
+        "SUPERPOD_CONFIG": json.dumps({"engine": engine}),
+    }
     command = [superpod, "run", "-n", "4", "--keep-going", str(PROGRAM)]
     subprocess.run(command, env=environment, capture_output=True, timeout=90, check=False)
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
 def test_two_deaths_one_while_the_others_recover(tmp_path: Path) -> None:
-    """Found by it: a change that resumes each rank at its own clock; one that tells the dead of now instead of
+    """Found by it: a change that resumes each rank at its own clock; one that tells the dead of now, not
     those agreed on (the second death would then show in the first change of some ranks)."""
     told = {engine: _reports(tmp_path / engine, engine) for engine in ("c", "python")}
     for reports in told.values():

@@ -1,4 +1,4 @@
-"""Exchanges that go on among the living: rank 2 dies in the third, rank 1 while the others recover from it."""
+"""Exchanges that go on among the living: rank 2 dies in the third, rank 1 while the others recover."""
 
 import os
 import signal

@@ -10,7 +10,7 @@ from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
 from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 16
+VERSION = 17
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from emulator.engine.api import HERE
 import numpy as np
 
+from emulator.engine.api import HERE
 from emulator.engine.codes import (
     COMPARISONS,
     FATAL_ABORT,

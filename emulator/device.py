@@ -97,6 +97,12 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         """Virtual time of this rank, picoseconds."""
         return self.engine.now_ps
 
+    @property
+    def instant_ns(self) -> int:
+        """Wall clock: the host's CLOCK_MONOTONIC, ns, to which this rank's `now_ps` belongs. Else 0."""
+        ppm = self.engine.config.wall.dilation_ppm
+        return int(self.engine.wall(self.rank)[0][8]) + self.now_ps * ppm // 10**9 if ppm else 0
+
     # --- time -------------------------------------------------------------------------------------------
 
     def compute(

@@ -79,6 +79,16 @@ def by_operation(delays: Delays) -> dict[str, Any]:
     return found
 
 
+def last_lateness(count: int, delays: Delays) -> int:
+    """Lateness of a rank's last delay, host ns.
+
+    Args:
+        count: delays of the rank in all.
+        delays: int64 [k, 4], the last k of them, delay i at i mod k.
+    """
+    return int(delays[(count - 1) % len(delays), 2]) if len(delays) else 0
+
+
 def judge(sums: Delays, dilation: float) -> dict[str, Any]:
     """The honesty report's verdict.
 

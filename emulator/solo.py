@@ -43,11 +43,14 @@ class SoloTransport(Transport):
 def solo_device(**cfg: Any) -> Device:
     """Open the only rank of a pod of one.
 
+    Its clock is virtual whatever the environment says: what is tried out ahead of a run is not to be lived
+    through, and at a dilation of hundreds a rehearsal would take longer than the run.
+
     Args:
         cfg: keys of `emulator.config.RunConfig`, as `emulator.init` takes them.
 
     Raises:
         UsageError: bad configuration.
     """
-    config = read_config(cfg)
+    config = read_config({"clock": "virtual", "compute": "priced", **cfg})
     return open_device(config, load_profile(config.profile, config.set), SoloTransport())

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from emulator.clock import early_warning, expected_error, judge, needed_dilation, round_up
+from emulator.clock import early_warning, expected_error, judge, last_lateness, needed_dilation, round_up
 from emulator.config import environment_clock, read_config
 from emulator.errors import UsageError
+from emulator.solo import solo_device
 from emulator.wall import engine_settings
 
 
@@ -31,6 +32,21 @@ def test_verdicts() -> None:
     left_behind = judge(sums(1_000_000, 0, moved=1), 100)
     assert not left_behind["trustworthy"] and left_behind["moved"] == 2
     assert judge(np.zeros((4, 9), np.int64), 5)["trustworthy"]
+
+
+def test_the_last_delay_of_a_ring() -> None:
+    ring = np.array([[0, 0, late, 0] for late in (40, 50, 20, 30)])
+    assert [last_lateness(count, ring) for count in (4, 5, 6, 7)] == [30, 40, 50, 20]
+    assert last_lateness(2, ring[:2]) == 50 and last_lateness(0, ring[:0]) == 0
+
+
+def test_a_rehearsal_is_not_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At this dilation the pause would take a day. Fails where `solo_device` takes the environment's clock."""
+    for name, value in (("CLOCK", "wall"), ("DILATION", "1e5"), ("COMPUTE", "measured")):
+        monkeypatch.setenv(f"SUPERPOD_{name}", value)
+    device = solo_device(heap_bytes=1 << 16)
+    device.sleep_ps(10**12)
+    assert device.now_ps >= 10**12 and device.instant_ns == 0
 
 
 def test_settings_come_from_the_environment_and_code_wins() -> None:

@@ -11,6 +11,7 @@ from emulator.engine import api
 from emulator.engine.api import HERE, ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
 from emulator.engine.checks import Checks
 from emulator.engine.codes import (
+    INTERRUPTED,
     LIMIT_PS,
     NOT_A_MEMBER,
     RECORD_LIMIT,
@@ -331,4 +332,6 @@ class BaseEngine(Checks):
             self._raise(code)
 
     def _raise(self, code: int) -> NoReturn:
+        if code == INTERRUPTED:
+            self._open.clear()  # what was posted there is over
         raise_fatal(self, code)

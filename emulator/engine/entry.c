@@ -219,6 +219,7 @@ int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
     if (c->cfg.dilation) sp_wall_end(l, wait);
     if (r->interrupted) {
         r->interrupted = 0;
+        memset(l->open, 0, (size_t)c->cfg.channels);
         return INTERRUPTED;
     }
     return 0;

@@ -221,6 +221,28 @@ static void give_up(ctx_t *x)
     if (blocked >= 0) sp_fail(c, FATAL_DEADLOCK, blocked);
 }
 
+/* Exchanges under way are over: their records have left and been served, and their channels are as new. */
+static void drop_exchanges(ctx_t *x)
+{
+    core_t *c = x->c;
+    i64 n = c->cfg.n, words = (2 * c->cfg.channels + 63) / 64;
+    settle_leftovers(x);
+    for (i64 w = 0; w < words; w++) {
+        for (u64 bits = c->live_slots[w]; bits; bits &= bits - 1) {
+            slot_t *s = SLOT(c, 64 * w + __builtin_ctzll(bits));
+            for (i64 p = 0; p < n; p++) {
+                AT(c, i64, s->start)[p] = AT(c, i64, s->low)[p] = INF;
+                AT(c, i64, s->done_count)[p] = AT(c, i64, s->meta_end)[p] = AT(c, i32, s->leader)[p] = 0;
+                AT(c, round_t, s->rounds)[p] = (round_t){ 0 };
+            }
+            s->live = 0;
+        }
+        c->live_slots[w] = 0;
+    }
+    c->active = 0;
+    memset(AT(c, i64, c->rounds), 0, (size_t)(n * c->cfg.channels) * sizeof(i64));
+}
+
 /* Everything is blocked for good, and ranks have died of whom the others do not know: those that wait for news of it are
  * told, all at once, at the latest of their clocks. 0 if nobody died, or somebody who is blocked does not wait for it. */
 static int change_membership(ctx_t *x)
@@ -236,6 +258,7 @@ static int change_membership(ctx_t *x)
         told++;
     }
     if (!new_dead || !told) return 0;
+    drop_exchanges(x);
     c->changes++;
     for (i64 p = 0; p < c->cfg.n; p++) {
         rank_t *r = RANK(c, p);

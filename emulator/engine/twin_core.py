@@ -111,6 +111,8 @@ class Core(Schedules):
         new = [p for p in range(self.n) if m.state[p] == DEAD and not m.lost[p]]
         if not new or not blocked or not all(m.subscribed[p] for p in blocked):
             return False
+        self.settle_all_rows()
+        m.drop_exchanges()
         number, t = int(max(m.lost)) + 1, int(max(m.clock[p] for p in blocked))
         for p in new:
             m.lost[p] = number

@@ -267,6 +267,15 @@ class Memory:
         self.served[slot][ranks] = False
         self.group_of[slot][ranks] = 0
 
+    def drop_exchanges(self) -> None:
+        """Exchanges under way are over; every channel is as new."""
+        self.posted_at[:] = self.low[:] = INF
+        self.meta_end[:] = self.group_of[:] = 0
+        self.served[:] = False
+        for column in (self.posted, self.taken, self.rowers, self.round_check, self.rounds):
+            for i in range(len(column)):
+                column[i] = 0
+
     # ---- logs and trace
     def append_log(self, p: int, entry: tuple[int, ...]) -> bool:
         if self.log_head[p] - self.log_tail[p] >= self.cfg.log_entries:

@@ -25,7 +25,6 @@ while steps < 6:
     except MembershipChanged as change:
         seen.append([device.now_ps, list(change.ranks), change.epoch])
         living = [rank for rank in living if rank not in change.ranks]
-        channel += 1  # never used before
         device.open_group(channel, np.array(living, np.int32))
 report(seen=seen, now=device.now_ps, tags=tags.tolist())
 emulator.finalize()

@@ -41,7 +41,7 @@ def test_the_last_delay_of_a_ring() -> None:
 
 
 def test_a_rehearsal_is_not_slept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At this dilation the pause would take a day. Fails where `solo_device` takes the environment's clock."""
+    """The pause would take a day at this dilation. Fails where `solo_device` has the environment's clock."""
     for name, value in (("CLOCK", "wall"), ("DILATION", "1e5"), ("COMPUTE", "measured")):
         monkeypatch.setenv(f"SUPERPOD_{name}", value)
     device = solo_device(heap_bytes=1 << 16)

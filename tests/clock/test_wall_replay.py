@@ -1,4 +1,4 @@
-"""`superpod replay` under both clocks: the same answers, the same emulated duration, and that duration slept."""
+"""`superpod replay` under both clocks: the same answers, the same emulated duration, and it is slept."""
 
 import json
 import os

@@ -119,6 +119,19 @@ def _in_need(space: Space, mine: Group | None) -> list[Work]:
     return [group.open[0] for group in space.busy if group is not mine and group.open[0].needs_help()]
 
 
+def catch_up(group: Group) -> None:
+    """Take the steps of a group's works that could have been taken by now, so that the next may leave.
+
+    A rank that calls one work after another, computing between, waits for none of them; without this only the
+    first would be under way. A look costs what a wait for what has happened costs.
+    """
+    while len(group.open) > 1 and group.open[0].is_entered:
+        condition = group.open[0].condition()
+        if condition is not None and group.device.wait([condition], True, 0) == TIMEOUT:
+            return
+        group.open[0].move_on()
+
+
 def passed(moving: Moving, until_ps: int | None) -> int | None:
     """Let a flow pass, and others move meanwhile; returns as `movement.wait`. Raises: TooLate."""
     group = moving._here.group

@@ -125,11 +125,13 @@ class Work:
         return self.end_ps >= 0
 
     def start(self) -> None:
-        """Let the first phase leave, without blocking, if nothing of the group is before it."""
+        """Let the first phase leave, without blocking, if nothing of the group is before it by now."""
         self.group.open.append(self)
         self.group.space.busy[self.group] = None
         if self.group.open[0] is self:
             self._leave()
+        else:
+            progress.catch_up(self.group)
 
     def run(self) -> None:
         """Call and complete it, after what is open of the group. Raises: as `wait`."""
@@ -293,6 +295,11 @@ class Work:
         if self._moving is not None:
             return self._moving.more
         return progress.more_after(self.plan.phases[self._phase].flow)
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether it has begun."""
+        return self._entered
 
     def condition(self) -> tuple[int, int, int] | None:
         """What it waits for; None if nothing, it can be moved on at once."""

@@ -1,20 +1,21 @@
 """What a call of the process group returns: a handle to wait for, with the future torch's own libraries use.
 
-`wait` is where virtual time passes and where the result lands in the tensors. A future cannot be completed by
-a process that sleeps in `wait` of that future, and a rank has one thread: so `get_future` waits first and
-returns a completed one. (DistributedDataParallel asks for futures; FSDP2 and tensor parallelism wait.)
+`wait` is where virtual time passes and where the result lands in the tensors; whoever waits for the future
+waits for the work (`collectives.dist.future`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
-from torch.futures import Future
+
+from collectives.dist.future import WorkFuture, at_end_of_backward
 
 PS_PER_MICROSECOND = 1_000_000
 _NO_TIMEOUT = timedelta(0)
@@ -43,7 +44,7 @@ class Handle(_Base):  # type: ignore[misc]
         self.results = list(results)
         self._complete = False
         self._failure: BaseException | None = None
-        self._future: Future[list[torch.Tensor]] | None = None
+        self._future: WorkFuture | None = None
 
     @abstractmethod
     def _finish(self, limit_ps: int | None) -> None:
@@ -69,8 +70,10 @@ class Handle(_Base):  # type: ignore[misc]
                 self._finish(timeout_ps(timeout))
             except Exception as error:
                 self._failure = error
+                self._settle_future()
                 raise
             self._complete = True
+            self._settle_future()
         return True
 
     def synchronize(self) -> None:
@@ -80,7 +83,7 @@ class Handle(_Base):  # type: ignore[misc]
     def is_completed(self) -> bool:
         """Return whether it has ended by now, with or without success; a look in vain costs a poll."""
         if not self._complete and self._failure is None and self._poll():
-            self.wait()
+            self._finish_quietly()
         return self._complete or self._failure is not None
 
     def is_success(self) -> bool:
@@ -95,13 +98,35 @@ class Handle(_Base):  # type: ignore[misc]
         """Return the tensors with the result."""
         return self.results
 
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """Wait, and return the completed future of the result tensors."""
+    def get_future(self) -> WorkFuture:
+        """Return the future of the result tensors; complete when the work has been waited for.
+
+        Asked for in a backward pass, it is complete when the pass ends, where DistributedDataParallel waits.
+        """
         if self._future is None:
-            self.wait()
-            self._future = Future()
-            self._future.set_result(self.results)
+            self._future = WorkFuture(self._finish_quietly, self._look)
+            if self._complete or self._failure is not None:
+                self._settle_future()
+            else:
+                at_end_of_backward(self.synchronize)
         return self._future
+
+    def _look(self) -> None:
+        self.is_completed()
+
+    def _finish_quietly(self) -> None:
+        """Wait; a failure goes to the future."""
+        with suppress(Exception):
+            self.wait()
+
+    def _settle_future(self) -> None:
+        future = self._future
+        if future is None:
+            return
+        if self._failure is None:
+            future.set_result(self.results)
+        else:
+            future.set_exception(self._failure)
 
 
 class GroupWork(Handle):

@@ -1,0 +1,53 @@
+# ruff: noqa: E501  (one row a broken build)
+"""Broken builds of dispatch and combine, symmetric memory and groups; rows of `broken_builds.BUILDS`.
+
+docs/bug_reports.md says which public report each belongs to. The tests start real ranks, so one at a time.
+"""
+
+_SIDE, _MOVES, _AREA = "collectives/ep/side.py", "collectives/ep/moves.py", "collectives/ep/area.py"
+_GROUPS, _WORK, _TORCH = "collectives/groups.py", "collectives/work.py", "collectives/dist/process_group.py"
+_SCHEMES, _REPORTS, _TURNS = "tests/ep/test_schemes.py", "tests/ep/test_reports.py", "tests/ep/test_reports_groups.py"
+_BUFFER, _COLL, _AGREE = "tests/ep/test_buffer.py", "tests/collectives/test_coll_groups.py", "tests/collectives/test_coll_agree.py"
+_DIST = "tests/dist/test_backend.py"
+
+COLLECTIVE = (
+    # dispatch and combine
+    ("rank without tokens skips", _MOVES, "            side.exchange(opening, tag)", "            route.spread.tokens and side.exchange(opening, tag)", f"{_SCHEMES} closed_form_of_bytes"),
+    ("counts cut", _SIDE, "np.divmod(fields, np.int32(blocks.shape.most + 1))", "np.divmod(fields, np.int32(blocks.shape.most))", f"{_SCHEMES} closed_form_of_bytes"),
+    ("bytes of tokens not counted", "collectives/ep/traffic.py", "m + mine.tokens * b", "m + 0 * b", f"{_SCHEMES} closed_form_of_bytes"),
+    ("dispatch and combine share blocks", _AREA, "at, channel, word = at + 2 * (size + self.table_bytes), channel + 1, word + WORDS", "at, channel, word = at, channel + 1, word + WORDS", f"{_BUFFER} low_latency"),
+    ("a third operation let in", "collectives/ep/low_latency.py", "if not any(side.busy for side in self._moves.sides[number]):", "if True:", f"{_BUFFER} low_latency"),
+    ("cached dispatch needs tokens", "collectives/ep/normal.py", "np.empty((handle.route.topk_idx.shape[0], 0), np.int64)", "np.empty((max(1, handle.route.topk_idx.shape[0]), 0), np.int64)", f"{_BUFFER} normal"),
+    ("overflow not seen", _MOVES, "check_rows(rows, self.ranks.members, sent.limit)", "pass", f"{_REPORTS} what_one_rank_does_wrong"),
+    ("trouble raised at the call", _MOVES, "blocks, trouble = side.blocks(form, most), call.trouble", "blocks, trouble = side.blocks(form, most), call.trouble\n        if trouble:\n            raise InternalError(trouble)", f"{_REPORTS} what_one_rank_does_wrong"),
+    ("capacities not compared", "collectives/ep/facts.py", "sizes = words, hidden, topk, experts, capacity", "sizes = words, hidden, topk, experts, 0", f"{_BUFFER} low_latency"),
+    ("missing rank not named", _AREA, "if not (states != states[0]).any():", "if True:", f"{_REPORTS} different_calls"),
+    ("one block for all events", _SIDE, "self.place.block + parity * self.place.block_bytes, shape.nbytes", "self.place.block, shape.nbytes", f"{_REPORTS} a_rank_frozen"),
+    ("counter taken for data", _MOVES, "side.again(route.spread.pairs * sent.costs.row_bytes)", "pass", f"{_REPORTS} counter_does_not_stand"),
+    ("one rail of a payload waited for", _SIDE, "            self._await(CHUNKS + self.event % 2, self.area.ranks.size)", "            self._await(CHUNKS + self.event % 2, 1)", f"{_SCHEMES} planes_their_own"),
+    ("blocks as large as the own group needs", _AREA, "        out_bytes, back_bytes = _largest(ranks, out_bytes, back_bytes)\n", "", _TURNS),
+    ("channel kept with its old members", _AREA, "self.open_groups(always=kept is not None)", "self.open_groups()", _TURNS),
+    ("all back ends on one channel", _AREA, "        self._channels = channel, count\n", "        channel = device.library.setdefault('one', channel)\n        self._channels = channel, count\n", _TURNS),
+    ("expert served by another trampoline", "collectives/xccl/relay_plan.py", "return (trampoline * self.group_size + member) * slots + slot", "return (member * self.group_size + trampoline) * slots + slot", "tests/xccl/test_relay_plan.py renumbered"),
+    # groups
+    ("overlapping groups share words", _GROUPS, "return (2 * self._slot + call % 2) * self.space.words", "return (call % 2) * self.space.words", f"{_COLL} test_groups and shared"),
+    ("groups told apart by when they were made", _GROUPS, "= space.made.get((chosen, name), 0) + 1", "= len(space.made) + 1", f"{_COLL} test_groups and shared"),
+    ("works of other groups stand still", "collectives/progress.py", "return bool(space.busy) and bool(_in_need(space, mine))", "return False", "tests/collectives/test_progress.py"),
+    ("reason of a choice not kept", "collectives/calls.py", "self._note = (kind, nbytes, name, why)", "self._note = (kind, nbytes, name, '')", f"{_COLL} test_groups and shared"),
+    ("offsets of 32 bits", "collectives/pieces.py", "index = _index(starts // unit, sizes // unit)", "index = _index(starts.astype(np.int32) // unit, sizes // unit)", f"{_COLL} two_to_the_31"),
+    ("order of collectives not explained", _WORK, "        missing = absent(group.store.last_calls(), self.number, group.members)\n        table", "        return\n        missing = absent(group.store.last_calls(), self.number, group.members)\n        table", f"{_AGREE} order"),
+    ("descriptors not compared", _WORK, "            self._compare()\n        self._moving = None", "            pass\n        self._moving = None", f"{_AGREE} differences"),
+    ("time-out without effect", _WORK, "return movement.Here(self.group, self.number, self._phase, until_ps)", "return movement.Here(self.group, self.number, self._phase, None)", f"{_AGREE} its_instant"),
+    ("set_timeout without effect", _TORCH, "    def set_timeout(self, timeout: timedelta) -> None:\n        \"\"\"Set the virtual time a call of this group may take, from the next one on.\"\"\"\n        self._timeout_ps = timeout_ps(timeout)", "    def set_timeout(self, timeout: timedelta) -> None:\n        pass", f"{_DIST} errors and size"),
+    ("strides ignored", "collectives/dist/tensors.py", "if len(arrays) == 1 and arrays[0].flags.c_contiguous:", "if len(arrays) == 1:", f"{_DIST} over_rma"),
+    ("futures wait at once", "collectives/dist/work.py", "        if self._future is None:\n", "        if self._future is None:\n            self.wait()\n", f"{_DIST} buckets"),
+    ("works leave at waits only", _WORK, "progress.catch_up(self.group)", "pass", f"{_DIST} buckets"),
+    # symmetric memory
+    ("teams share words", "memsem/team.py", "self._first = block * world.words", "self._first = min(block, 1) * world.words", "tests/memsem/test_teams.py overlapping"),
+    ("empty put skipped", "memsem/movement.py", "        ops.enter()\n        low, rd_below", "        if not data.size:\n            return None\n        ops.enter()\n        low, rd_below", "tests/memsem/test_signals.py still_signal"),
+    ("any signal counts for all", "memsem/happens_before.py", "certain = [s for s in adds if total - s.value < need]", "certain = adds", "tests/memsem/test_checker.py additive_counter"),
+    ("reset without effect", "memsem/signals.py", "self._device.post(post, None, Op.PUT)\n        self._ops.note(Kind.RESET", "self._ops.note(Kind.RESET", "tests/memsem/test_signals.py resetting"),
+    ("quiet waits for nothing", "memsem/operations.py", "        self.device.quiet()\n        self._completed()", "        self._completed()", "tests/memsem/test_signals.py after_quiet"),
+    ("words not cleared", "memsem/heap.py", "        self._clear(piece, clear)\n        self._agree", "        self._agree", "tests/memsem/test_heap.py first_signal"),
+)  # fmt: skip
+"""(name, file, line, wrong, test)."""

@@ -61,6 +61,7 @@ class BlockPair:
         self.most, self.micro_batch = block.most, micro_batch
         self._event = np.zeros(1, np.int64)
         self.posted_ps = 0
+        self._members: Int32 | None = None
         self._all = [self._cut(base + parity * block.nbytes) for parity in (0, 1)]
         me = device.rank if device.transport.kind == "shared" else 0
         self._own = [Records(records.view[:, me : me + 1]) for records in self._all]
@@ -73,6 +74,13 @@ class BlockPair:
         memory, ranks = self._device.transport.piece(base, block.nbytes)
         return Records(memory.reshape(-1, ranks, block.chunk, block.form.record_bytes))
 
+    def regroup(self, members: Int32) -> None:
+        """From the next event on, number 0, only `members` (ascending ranks) take part. All of them call it,
+        after a change of membership."""
+        self._device.open_group(self.channel, members)
+        self._members = members
+        self._event[0] = 0
+
     def own(self) -> Records:
         """My block of the coming event."""
         return self._own[self._event.item() % 2]
@@ -83,22 +91,38 @@ class BlockPair:
         """Announce my block of this event (None: no rows), wait for all records, pay for my pulls."""
         self._device.transport.publish()
         event, self.posted_ps = self.skip(), self._device.now_ps
-        return self._device.exchange(
-            self.channel, None if plan is None else plan.charged, costs.row_bytes, costs.meta_bytes,
-            costs.pull_start_ps, costs.record_ps, chain, None if plan is None else plan.fields, event,
-        )  # fmt: skip
+        charged, fields = self._row(plan)
+        return self._whole(self._device.exchange(
+            self.channel, charged, costs.row_bytes, costs.meta_bytes,
+            costs.pull_start_ps, costs.record_ps, chain, fields, event,
+        ))  # fmt: skip
 
     def post(self, plan: Plan, costs: OperationCosts) -> None:
         """Announce only."""
         self._device.transport.publish()
         event, self.posted_ps = self.skip(), self._device.now_ps
-        self._device.exchange_post(
-            self.channel, plan.charged, costs.row_bytes, costs.meta_bytes, plan.fields, event
-        )
+        charged, fields = self._row(plan)
+        self._device.exchange_post(self.channel, charged, costs.row_bytes, costs.meta_bytes, fields, event)
 
     def wait(self, costs: OperationCosts) -> ExchangeResult:
         """Wait for all records of the event I announced, pay for my pulls."""
-        return self._device.exchange_wait(self.channel, costs.pull_start_ps, costs.record_ps)
+        return self._whole(self._device.exchange_wait(self.channel, costs.pull_start_ps, costs.record_ps))
+
+    def _row(self, plan: Plan | None) -> tuple[Int32 | None, Int32 | None]:
+        """Counts and fields of a plan for the members."""
+        if plan is None or self._members is None:
+            return (None, None) if plan is None else (plan.charged, plan.fields)
+        return plan.charged[self._members], plan.fields[self._members]
+
+    def _whole(self, result: ExchangeResult) -> ExchangeResult:
+        """What came from the members, by rank; nothing from the others."""
+        if self._members is None:
+            return result
+        n = self._device.num_ranks
+        counts, offsets, tags = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int64)
+        counts[self._members], offsets[self._members] = result.counts, result.offsets
+        tags[self._members] = result.tags
+        return result._replace(counts=counts, offsets=offsets, tags=tags)
 
     def skip(self) -> int:
         """Count one event; returns its number."""

@@ -240,6 +240,13 @@ class ExpertExchange:
             for out, back in zip(self._out, self._back, strict=True)
         ]
 
+    def regroup(self, members: Int32) -> None:
+        """Only `members` (ascending ranks) take part from now on. All of them call it, after a change of
+        membership; what was under way is over. Nobody may send to a slot of another rank."""
+        self._compiled = []
+        for pair in (*self._out, *self._back):
+            pair.regroup(members)
+
     @property
     def timing(self) -> Timing:
         """When the stages of the latest operation were over."""

@@ -51,6 +51,7 @@ def _fields(
         ("pool", "u1", (num_ranks, staging_bytes // CHUNK)),
         ("wall", "i8", (num_ranks, 8)),
         ("faults", "i8", (num_faults, 4)),
+        ("silent_ps", "i8", (num_ranks if num_faults else 0,)),
     ]
 
 
@@ -69,8 +70,9 @@ class Board:
         snapshot: int64 [n, SNAPSHOTS], operation number of a get under way, negated once its bytes are
             captured. ledger: int64 [n, LEDGER_SIZE], see `emulator.ledger`. pool: uint8 [n, chunks], how many
             pieces of staged data touch a chunk of the rank's pool; 0 where it is free. faults: int64
-            [faults, 4], log of the plan's faults, see `emulator.faults.injector`. wall: int64 [n, 8], what
-            the rank found out about its host, see `emulator.wall`.
+            [faults, 4], log of the plan's faults, see `emulator.faults.injector`. silent_ps: int64 [n] under
+            a plan, since when a rank that it has ended did nothing, 0 for the others. wall: int64 [n, 8],
+            what the rank found out about its host, see `emulator.wall`.
     """
 
     header: npt.NDArray[np.int64]
@@ -88,6 +90,7 @@ class Board:
     ledger: npt.NDArray[np.int64]
     pool: npt.NDArray[np.uint8]
     faults: npt.NDArray[np.int64]
+    silent_ps: npt.NDArray[np.int64]
     wall: npt.NDArray[np.int64]
 
     HEADER_JOB = 0

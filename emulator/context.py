@@ -105,7 +105,7 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
     broken = link_faults(plan)
     if broken:
         Links(engine, topology, broken, draws)
-    faults = Injector(plan, transport.rank, engine, board.faults) if plan else NoFaults()
+    faults = Injector(plan, transport.rank, engine, board.faults, board.silent_ps) if plan else NoFaults()
     for each in LINK_KINDS if broken else ():  # Links carries them out; the injector notes begin and end
         faults.on(each, lambda _: lambda: None)
     if config.clock == "wall":

@@ -24,7 +24,9 @@ from emulator.faults.names import nearest
 from launch import paths
 from launch.cmd_run import check_pod, check_writable, write_out
 from launch.helper import Helper
+from launch.recovery_options import TIMES_FILE, recovery_times
 from launch.run import check_start
+from serving.recovery.times import RecoveryTimes
 from serving.replay import Replay
 
 _FAILED = 1
@@ -72,11 +74,19 @@ class Campaign:
         if not plan.faults:
             return 1 << 62
         deaths = sum(fault.kind in KILLS for fault in plan.faults)
+        if (in_place := self.replay.job.recovery) is not None:
+            deaths += sum(
+                (fault.duration_ps or 0) > in_place.timeout_ps - in_place.period_ps for fault in plan.faults
+            )
         factor = _MARGIN
         for fault in plan.faults:
             factor *= fault.factor or 1.0
         pauses = sum(f.duration_ps or 0 for f in plan.faults)
-        restarts = deaths * (self.times_ps["detect"] + self.times_ps["world"])
+        down = self.times_ps["detect"] + self.times_ps["world"]
+        if in_place is not None:
+            slots = self.replay.placement.slots_per_rank  # the survivors may have to load what one rank held
+            down += in_place.declared_ps(in_place.period_ps) + in_place.recovery_ps(slots)
+        restarts = deaths * down
         return round((deaths + 1) * factor * self.calm_ps) + pauses + restarts
 
 
@@ -91,6 +101,9 @@ def register(app: typer.Typer) -> None:
         faults: Annotated[str | None, typer.Option(help="Kinds to draw, with commas between.")] = None,
         plan: Annotated[Path | None, typer.Option(help="Run this plan instead (TOML or JSON).")] = None,
         requests: Annotated[int, typer.Option(min=9, help="Requests of every run.")] = 24,
+        recovery: Annotated[
+            str, typer.Option(help="After a death: in-place (the others go on) or restart (the whole pod).")
+        ] = "restart",
         limit_s: Annotated[float, typer.Option(help="Host seconds after which a round hangs.")] = 60.0,
         json_out: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
         plot: Annotated[Path | None, typer.Option(help="Write the last plan's time-line (SVG) here.")] = None,
@@ -101,6 +114,7 @@ def register(app: typer.Typer) -> None:
         """Serve under fault plans drawn from seeds; check that nothing hangs, leaks or answers wrongly."""
         for option, path in (("--json", json_out), ("--plot", plot)):
             check_writable(option, path)
+        times = recovery_times(recovery)
         check_pod(num_ranks, "cloudmatrix384", {})
         check_start(num_ranks)
         if plan is not None:
@@ -112,7 +126,7 @@ def register(app: typer.Typer) -> None:
             ]
         own = paths.RunDirectory()
         try:
-            campaign = _prepared(own, num_ranks, requests, limit_s)
+            campaign = _prepared(own, num_ranks, requests, limit_s, times)
             smallest, picture = _carry_out(campaign, plans, shrinking)
         finally:
             own.remove()
@@ -140,19 +154,20 @@ def parse_kinds(words: str | None) -> tuple[str, ...]:
     return kinds
 
 
-def _prepared(own: paths.RunDirectory, num_ranks: int, requests: int, limit_s: float) -> Campaign:
+def _prepared(
+    own: paths.RunDirectory, num_ranks: int, requests: int, limit_s: float, recovery: RecoveryTimes | None
+) -> Campaign:
     """Make model and reference in a process of its own (this one stays without torch), then a calm run."""
-    import serving
     from launch.chaos.rounds import restart_times
 
-    helper = Helper("the reference", own, lambda: _make(str(own.path), num_ranks, requests))
+    helper = Helper("the reference", own, lambda: _make(str(own.path), num_ranks, requests, recovery))
     with helper:
         helper.start()
         helper.wait()
     import pickle
 
     replay, answers = pickle.loads((own.path / "chaos.pickle").read_bytes())
-    times = restart_times(Path(str(serving.__file__)).parent / "recovery.toml")
+    times = restart_times(TIMES_FILE)
     campaign = Campaign(replay, answers, own.path, limit_s, times)
     calm, _ = campaign.run(FaultPlan())
     if calm["violations"]:
@@ -160,12 +175,12 @@ def _prepared(own: paths.RunDirectory, num_ranks: int, requests: int, limit_s: f
     return campaign
 
 
-def _make(directory: str, num_ranks: int, requests: int) -> None:
+def _make(directory: str, num_ranks: int, requests: int, recovery: RecoveryTimes | None) -> None:
     import pickle
 
     from launch.chaos.workload import prepare
 
-    made = prepare(Path(directory), num_ranks, requests)
+    made = prepare(Path(directory), num_ranks, requests, recovery=recovery)
     (Path(directory) / "chaos.pickle").write_bytes(pickle.dumps(made))
 
 
@@ -203,11 +218,12 @@ def _tell(
     console.print(coverage_table(matrix))
     console.print(summary_table(numbers))
     ranks, requests = campaign.replay.job.num_ranks, len(campaign.replay.specs)
+    way = "restart" if campaign.replay.job.recovery is None else "in-place"
     for plan, violation in smallest:
         path = Path(f"chaos-seed-{plan.seed}.toml").resolve()
         path.write_text(plan.to_toml())
         print(f"superpod: broken: {violation}\n{plan.to_toml()}", file=sys.stderr)
-        print(f"  {replay_command(plan, str(path), ranks, requests)}", file=sys.stderr)
+        print(f"  {replay_command(plan, str(path), ranks, requests, way)}", file=sys.stderr)
     for entry in campaign.records:
         idle = [f"{row['fault']} ({row['kind']})" for row in entry["faults"] if not row["fired"]]
         if idle:

@@ -28,6 +28,7 @@ from emulator.errors import SuperpodError, UsageError
 from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
+from launch.recovery_options import recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
 from serving.job import ReplayJob, read_reference, read_results
@@ -118,6 +119,9 @@ def register(app: typer.Typer) -> None:
         faults: Annotated[
             Path | None, typer.Option(help="Break things as this plan (TOML or JSON) says.")
         ] = None,
+        recovery: Annotated[
+            str, typer.Option(help="With --faults, after a death: in-place (the others go on) or restart.")
+        ] = "restart",
         progress: Annotated[
             bool, typer.Option("--progress", help="Show progress even if stderr is no terminal.")
         ] = False,
@@ -135,6 +139,9 @@ def register(app: typer.Typer) -> None:
                 "superpod replay-report"
             )
         plan_of_faults = None
+        in_place = recovery_times(recovery)
+        if in_place is not None and faults is None:
+            raise UsageError("--recovery in-place: ranks die only under a plan; give --faults")
         if faults is not None:
             refuse_with_faults(transport, trace_out, schedule_out, schedule_from, compare_schedule, prepare)
             plan_of_faults = load_checked(faults, num_ranks, pod, settings)
@@ -159,6 +166,7 @@ def register(app: typer.Typer) -> None:
                 check_memory=memory_check,
                 sampling=SamplingParams(temperature, top_p=top_p),
                 schedule="" if fixed is None else str(place),
+                recovery=in_place,
             )
             plan = plan_replay(job, config, lines, time_scale, max_output, fixed, compared)
             if show_placement:

@@ -15,7 +15,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import serving
 from emulator.faults import FaultPlan
 from emulator.faults.log import never_fired
 from emulator.profile import load_profile
@@ -26,6 +25,7 @@ from launch.chaos.report import record, summary
 from launch.chaos.rounds import PS_PER_S, Served, restart_times, serve
 from launch.cmd_run import write_out
 from launch.helper import Helper
+from launch.recovery_options import TIMES_FILE
 from serving.job import read_reference
 from serving.replay import Replay, write_replay
 
@@ -54,7 +54,7 @@ def replay_under(
         UsageError: what `opening` found wrong with the model.
     """
     opening.wait()
-    times = restart_times(Path(str(serving.__file__)).parent / "recovery.toml")
+    times = restart_times(TIMES_FILE)
     served = serve(replay, plan, own.path / "rounds", times, _LIMIT_S)
     answers = {e.request: (e.tokens, e.logits_sha256) for e in served.endings if e.error is None}
     if reference is not None:
@@ -102,7 +102,8 @@ def fault_table(entry: Mapping[str, Any], numbers: Mapping[str, Any], compared: 
     ended = "as the reference" if compared else "without error"
     table.caption = (
         f"{entry['exact']} of {entry['requests']} requests ended {ended}, {entry['recomputed']} recomputed, "
-        f"{entry['failed']} failed, {len(entry['restarts'])} restarts; last token at "
+        f"{entry['failed']} failed, {len(entry['restarts'])} restarts, "
+        f"{len(entry['recoveries'])} recoveries in place; last token at "
         f"{entry['last_token_ps'] / PS_PER_S:.6f} s; {numbers['wall_s_a_plan']:.1f} s on this machine"
     )
     return table

@@ -54,10 +54,15 @@ class Dispatcher:
         self._specs, self._ranks = specs, ranks
         self._is_refused = is_refused
         self._next = 0
+        self._owner: dict[int, int] = {}
+        self._again: list[RequestSpec] = []
+        self._dead: list[int] = []
 
     @property
     def next_arrival_ps(self) -> int | None:
         """When the next request not yet handed out arrives, rounded up to a tick; None after the last."""
+        if self._again:
+            return 0
         if self._next == len(self._specs):
             return None
         return -(-self._specs[self._next].arrival_ps // TICK_PS) * TICK_PS
@@ -70,10 +75,35 @@ class Dispatcher:
         """
         assigned = []
         while (arrival := self.next_arrival_ps) is not None and arrival <= now_ps:
-            spec = self._specs[self._next]
-            rank = int(np.argmin(loads)) if self._ranks is None else self._ranks[self._next]
+            fixed = None if self._ranks is None or self._again else self._ranks[self._next]
+            spec = self._again.pop(0) if self._again else self._specs[self._next]
+            self._next += spec.request_id not in self._owner
+            rank = self._least_loaded(loads) if fixed is None else fixed
             if not self._is_refused(spec):
                 loads[rank] += spec.priced_total
+            self._owner[spec.request_id] = rank
             assigned.append((rank, spec))
-            self._next += 1
         return assigned
+
+    def _least_loaded(self, loads: NDArray[np.int64]) -> int:
+        if not self._dead:
+            return int(np.argmin(loads))
+        masked = loads.copy()
+        masked[self._dead] = np.iinfo(np.int64).max
+        return int(np.argmin(masked))
+
+    def lose(self, dead: Sequence[int], has_ended: Callable[[RequestSpec], bool]) -> list[RequestSpec]:
+        """These ranks are gone: their requests that have not ended are handed out again, before all others.
+
+        Returns:
+            those requests, in order of arrival.
+        """
+        self._dead = sorted({*self._dead, *dead})
+        gone = set(dead)
+        lost = [
+            spec
+            for spec in self._specs[: self._next]
+            if self._owner[spec.request_id] in gone and not has_ended(spec)
+        ]
+        self._again += lost
+        return lost

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emulator.errors import InternalError
 from emulator.faults import Faults, NoFaults
 from serving.dispatch import Dispatcher, pack_status, unpack_status
 from serving.ledger import TimeLedger, WorkLedger
@@ -47,13 +48,16 @@ class StepForward(Protocol):
     """One forward pass of the pod, seen from this rank."""
 
     def step(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Compute a step; returns float32[segments that sample, vocab] logits."""
+        """Compute a step; returns float32[rows, vocab] logits, those of each segment's `answers` in turn."""
 
     def idle(self) -> None:
         """Take part in a step without tokens of my own."""
 
     def release(self, request_id: int) -> None:
         """Give back the KV of an ended request."""
+
+    def roll_back(self, segments: Sequence[Segment]) -> None:
+        """Take back a step that did not end."""
 
 
 Sampler = Callable[[torch.Tensor, RequestSpec, int], int]
@@ -75,6 +79,8 @@ class RankRecord:
     """(step, request, tokens, priced tokens) of every segment computed here."""
     decode: list[dict[str, Any]] = field(default_factory=list)
     """Measured decode steps (`serving.decode.forward.StepTimes`), where the job asks for them."""
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    """Deaths this rank has gone on after (`serving.recovery.in_place`)."""
 
     def as_dict(self, rank: int, end_ps: int) -> dict[str, Any]:
         return {
@@ -87,6 +93,7 @@ class RankRecord:
             "requests": [self.ending(rank, request) for request in self.requests],
             "schedule": self.schedule,
             **({"decode": self.decode} if self.decode else {}),
+            **({"recoveries": self.recoveries} if self.recoveries else {}),
         }
 
     def ending(self, rank: int, request: Request) -> dict[str, Any]:
@@ -109,6 +116,8 @@ class ServingEngine:
     Attributes:
         faults: who is told the states requests go through.
         ended: called with each request that has ended here.
+        emitted: called with each request that has given a token, and the hash of its logits so far.
+        open_request: makes the request that is handed to this rank.
 
     Args:
         rank: this rank; receives the requests the dispatcher gives it.
@@ -133,6 +142,9 @@ class ServingEngine:
         self._num_ended = 0
         self.faults: Faults = NoFaults()
         self.ended: Callable[[Request], None] | None = None
+        self.emitted: Callable[[Request, str], None] | None = None
+        self.open_request: Callable[[RequestSpec], Request] = Request
+        self._in_flight: Sequence[Segment] = ()
 
     def run(self) -> None:
         """Serve until no rank has work and no request is to come."""
@@ -165,7 +177,7 @@ class ServingEngine:
     def _hand_out(self, loads: NDArray[np.int64], now_ps: int) -> None:
         for rank, spec in self._dispatcher.assign(loads, now_ps):
             if rank == self._rank:
-                request = Request(spec)
+                request = self.open_request(spec)
                 self._record.requests.append(request)
                 if self._scheduler.add(request):
                     self.faults.point("queued", request=spec.request_id)
@@ -180,12 +192,14 @@ class ServingEngine:
             return
         if self.faults.active:
             self._announce(segments)
+        self._in_flight = segments
         logits = self._forward.step(segments)
+        self._in_flight = ()
         self._note(segments)
         self._scheduler.complete(segments)
-        sampled = [segment.request for segment in segments if segment.samples]
-        for request, row in zip(sampled, logits, strict=True):
-            self._append(request, row)
+        sampled = [(segment.request, at) for segment in segments for at in segment.answers]
+        for (request, position), row in zip(sampled, logits, strict=True):
+            self._append(request, position, row)
         for request in self._scheduler.retire():
             self._finish(request)
 
@@ -201,17 +215,35 @@ class ServingEngine:
         if self.ended is not None:
             self.ended(request)
 
+    def roll_back(self) -> None:
+        """Take back the step that was under way, if one was."""
+        segments, self._in_flight = self._in_flight, ()
+        self._forward.roll_back(segments)
+
     def give_up(self, reason: str) -> None:
         """End every request of mine that has not ended, with an error; its KV is given back."""
+        self.roll_back()
         for request in self._scheduler.abandon(reason):
             self._forward.release(request.spec.request_id)
             self._num_ended += 1
 
-    def _append(self, request: Request, row: torch.Tensor) -> None:
-        self.faults.point("sampling", request=request.spec.request_id)
-        digest = self._record.logits.setdefault(request.spec.request_id, hashlib.sha256())
+    def _append(self, request: Request, position: int, row: torch.Tensor) -> None:
+        request_id = request.spec.request_id
+        self.faults.point("sampling", request=request_id)
+        digest = self._record.logits.setdefault(request_id, hashlib.sha256())
         digest.update(row.numpy().tobytes())
-        request.append_output(self._sampler(row, request.spec, len(request.outputs)), self._clock.now_ps)
+        token = self._sampler(row, request.spec, position)
+        if position < len(request.outputs):
+            if token != request.outputs[position]:
+                raise InternalError(
+                    f"request {request_id}: output {position} is {token} here and was "
+                    f"{request.outputs[position]} on the rank that gave it",
+                    rank=self._rank,
+                )
+            return
+        request.append_output(token, self._clock.now_ps)
+        if self.emitted is not None:
+            self.emitted(request, digest.hexdigest())
 
     def _note(self, segments: Sequence[Segment]) -> None:
         step = self._record.steps - 1

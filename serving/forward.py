@@ -118,7 +118,7 @@ class Forward:
         self._shared_column = np.array([placement.num_routed], dtype=np.int64)
 
     def step(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Compute one step over my batch; returns float32[segments that sample, vocab] logits."""
+        """Compute one step over my batch; returns float32[answers of all segments, vocab] logits."""
         charge = self._charges.step(segments)
         self._compute("other", self._charges.step_overhead_ps)
         batch = _Batch(segments, self._model, self._kv)
@@ -148,6 +148,17 @@ class Forward:
     def release(self, request_id: int) -> None:
         """Give back the KV of an ended request."""
         self._kv.free(request_id)
+
+    def roll_back(self, segments: Sequence[Segment]) -> None:
+        """Take back a step that did not end: its tokens leave the cache."""
+        for segment in segments:
+            self._kv.truncate(segment.request.spec.request_id, segment.start)
+
+    def regroup(self, placement: Placement, charges: Charges) -> None:
+        """Go on with other experts in my slots, among other ranks."""
+        self._placement, self._charges = placement, charges
+        self._my_slots = [int(e) for e in placement.slot_expert[self._rank]]
+        self._idle_costs = [(charges.dispatch(0, k), charges.combine(k)) for k in self._moe_repeats]
 
     def _moe(
         self, layer: Layer, plan: LayerPlan, x: torch.Tensor, batch: _Batch, charge: StepCharge
@@ -230,5 +241,11 @@ class _Batch:
         self.plan = model.plan(appended, kv)
         self.positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
         self.shares = np.array([share for s in segments for share in s.shares()], dtype=np.int64)
-        sampled = torch.tensor([segment.samples for segment in segments])
-        self.sampled_rows = self.plan.last_rows[sampled]
+        ends = self.plan.last_rows.tolist()
+        rows = [row for s, end in zip(segments, ends, strict=True) for row in _last(end, len(s.answers))]
+        self.sampled_rows = torch.tensor(rows, dtype=torch.int64)
+
+
+def _last(end: int, count: int) -> range:
+    """The last `count` rows up to `end`."""
+    return range(end - count + 1, end + 1)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.sampling import SamplingParams
+from serving.recovery.times import RecoveryTimes
 from serving.request import RequestSpec
 
 PRICED_CONTEXT = 163_840
@@ -53,7 +54,8 @@ class ReplayJob:
     priced_context: longest prompt plus output of the priced model. check_memory: refuse to run where a die at
     priced size has no room. schedule: directory of the schedule to follow (`write_schedule`); empty: live.
     priced_overrides: of the priced model's numbers. decode: measure decode steps (`serving.decode`), with
-    request i on rank i // max_seqs; None: an ordinary replay.
+    request i on rank i // max_seqs; None: an ordinary replay. recovery: the times of recovery in place after
+    deaths; None: who loses another rank ends.
     """
 
     model_dir: str
@@ -73,14 +75,16 @@ class ReplayJob:
     schedule: str = ""
     priced_overrides: dict[str, str] = field(default_factory=dict)
     decode: DecodeOptions | None = None
+    recovery: RecoveryTimes | None = None
 
     @staticmethod
     def read(directory: str | Path) -> ReplayJob:
         fields = json.loads((Path(directory) / "job.json").read_text())
-        decode = fields["decode"]
+        decode, recovery = fields["decode"], fields["recovery"]
         made = {
             "sampling": SamplingParams(**fields["sampling"]),
             "decode": None if decode is None else DecodeOptions(**decode),
+            "recovery": None if recovery is None else RecoveryTimes(**recovery),
         }
         return ReplayJob(**(fields | made))
 

@@ -16,7 +16,8 @@ class TimeLedger:
     ps: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0))
 
     def add(self, bucket: str, ps: int) -> None:
-        self.ps[bucket] += ps
+        """Add to a bucket; "recovery" is one of its own where there was any."""
+        self.ps[bucket] = self.ps.get(bucket, 0) + ps
 
     @property
     def total_ps(self) -> int:

@@ -20,6 +20,8 @@ _PAGE = 4096
 _MANAGED_SPARE_BYTES = 1 << 16
 _HEAP_BYTES = _STAGING_BYTES = 1 << 16
 """Serving moves everything by exchange; it puts nothing into a heap."""
+_SURVIVORS = 4
+"""Under recovery in place there is room for this many times the experts a rank starts with."""
 _HOT_RANK = 4
 _LEAST_ROWS = 8192
 """A rank may receive this many times its even share of a step's rows, and so many rows in any case. (Room
@@ -74,6 +76,8 @@ def exchange_sizes(
     a_request = job.batched_tokens // job.token_scale + 1
     pod_tokens = min(job.num_ranks * max_tokens, sum(min(a_request, s.prompt_tokens) for s in specs))
     held = int((placement.slot_expert != EMPTY).sum(axis=1).max())
+    if job.recovery is not None:
+        held = min(_SURVIVORS * held, len(placement.num_replicas))
     most = pod_tokens * min(top_k + placement.shared_placed, held)
     share = pod_tokens * top_k * held // placement.num_routed
     if placement.shared_placed:

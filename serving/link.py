@@ -26,12 +26,24 @@ class PodStatus:
     def __init__(self, device: Device, record: RankRecord) -> None:
         self._device, self._record = device, record
         _, _, self._channel = device.symmetric.carve(Area.MANAGED, 0, "status of every rank", channels=1)
-        _count_records(device, record, META_BYTES)  # carving is a barrier
+        self._members: NDArray[np.int32] | None = None
+        _count_records(device.num_ranks, record, META_BYTES)  # carving is a barrier
 
     def exchange(self, word: int) -> NDArray[np.int64]:
-        """Give my word and wait for everyone's: int64[n]."""
-        _count_records(self._device, self._record, META_BYTES)
-        return self._device.exchange(self._channel, None, 0, META_BYTES, tag=word).tags
+        """Give my word and wait for everyone's: int64[n], 0 of the dead."""
+        members, n = self._members, self._device.num_ranks
+        _count_records(n if members is None else len(members), self._record, META_BYTES)
+        tags = self._device.exchange(self._channel, None, 0, META_BYTES, tag=word).tags
+        if members is None:
+            return tags
+        words = np.zeros(n, np.int64)
+        words[members] = tags
+        return words
+
+    def regroup(self, living: Sequence[int]) -> None:
+        """Go on among these ranks, after a change of membership."""
+        self._members = np.array(living, np.int32)
+        self._device.open_group(self._channel, self._members)
 
 
 class PodLink:
@@ -56,7 +68,13 @@ class PodLink:
             device, slots, hidden, sizes.max_tokens, top_k, max_rows=sizes.max_rows
         )
         self._row_bytes = RowFormat(hidden, slots).record_bytes
-        _count_records(device, record, META_BYTES)  # carving is a barrier
+        self._num_living = device.num_ranks
+        _count_records(self._num_living, record, META_BYTES)  # carving is a barrier
+
+    def regroup(self, living: Sequence[int]) -> None:
+        """Go on among these ranks, after a change of membership."""
+        self._num_living = len(living)
+        self._exchange.regroup(np.array(living, np.int32))
 
     def dispatch(
         self,
@@ -116,7 +134,7 @@ class PodLink:
             return 0, None
         steps, start_ps = _steps(layers), self._device.now_ps
         index, found = self._exchange.combine_then_idle(handle, results, steps, costs)
-        _count_records(self._device, self._record, costs.meta_bytes)
+        _count_records(self._num_living, self._record, costs.meta_bytes)
         self._count_combine(handle, costs)
         combine_ps = costs.start_ps + costs.pull_start_ps
         self._record.time.add("combine", combine_ps)
@@ -132,7 +150,7 @@ class PodLink:
     ) -> tuple[int, Received | None]:
         """Count the steps up to `index`; the layer and the rows that woke me."""
         for step in steps[: index + 1]:
-            _count_records(self._device, self._record, step.costs.meta_bytes)
+            _count_records(self._num_living, self._record, step.costs.meta_bytes)
         if steps[index].combine:
             return len(layers), None
         self._count_dispatch(handle, layers[index // 2][0])
@@ -140,7 +158,7 @@ class PodLink:
 
     def _account(self, bucket: str, start_ps: int, costs: ExchangeCosts) -> None:
         """Split an operation's time: until all records were in I waited, the rest is the operation."""
-        _count_records(self._device, self._record, costs.meta_bytes)
+        _count_records(self._num_living, self._record, costs.meta_bytes)
         now_ps = self._device.now_ps
         waited_ps = max(0, self._exchange.timing.records_ps - start_ps - costs.start_ps)
         self._record.time.add("waiting", waited_ps)
@@ -174,8 +192,8 @@ def _steps(layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]]) -> list[IdleSt
     return [IdleStep(kind == 1, costs) for layer in layers for kind, costs in enumerate(layer)]
 
 
-def _count_records(device: Device, record: RankRecord, meta_bytes: int) -> None:
-    record.work.record_bytes_sent += device.num_ranks * meta_bytes
+def _count_records(num_ranks: int, record: RankRecord, meta_bytes: int) -> None:
+    record.work.record_bytes_sent += num_ranks * meta_bytes
 
 
 def _received(handle: Handle) -> Received:

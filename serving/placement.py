@@ -129,11 +129,20 @@ def _add_replicas(held: list[list[int]], num_experts: int, redundant: int) -> No
 
 def _tabulate(held: list[list[int]], slots: int, num_routed: int, options: PlacementOptions) -> Placement:
     slot_expert = np.full((len(held), slots), EMPTY, dtype=np.int64)
-    where: list[list[int]] = [[] for _ in range(num_routed + (options.shared == "placed"))]
     for rank, experts in enumerate(held):
-        for local, expert in enumerate(experts):
-            slot_expert[rank, local] = expert
-            where[expert].append(rank * slots + local)
+        slot_expert[rank, : len(experts)] = experts
+    num_experts = num_routed + (options.shared == "placed")
+    return placement_of(slot_expert, num_routed, num_experts, options)
+
+
+def placement_of(
+    slot_expert: NDArray[np.int64], num_routed: int, num_experts: int, options: PlacementOptions
+) -> Placement:
+    """The placement that has these experts in its slots, every expert somewhere."""
+    where: list[list[int]] = [[] for _ in range(num_experts)]
+    for slot, expert in enumerate(slot_expert.reshape(-1).tolist()):
+        if expert != EMPTY:
+            where[expert].append(slot)
     most = max(len(replicas) for replicas in where)
     replica_slots = np.array([[w[i % len(w)] for i in range(most)] for w in where], dtype=np.int64)
     num_replicas = np.array([len(w) for w in where], dtype=np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import emulator
@@ -19,6 +19,10 @@ from serving.job import Progress, ReplayJob, append_ending, append_result
 from serving.link import PodLink, PodStatus
 from serving.model.kv_cache import PagedKV
 from serving.model.sampling import sample
+from serving.placement import Placement
+from serving.recovery.in_place import Recovery
+from serving.recovery.placement import widened
+from serving.recovery.stream import TokenStream
 from serving.request import RequestSpec
 
 
@@ -61,20 +65,20 @@ def serve_on(
     progress = Progress(directory, device.num_ranks)
     progress.update(device.rank, 0, 0)
     try:
-        engine, record, kv = build(common, specs, device, progress)
+        engine, record, kv, run = build(common, specs, device, progress, directory)
     except (RankLostError, DeadlockError):
         if not device.board.dead.any():
             raise
         append_result(directory, _never_served(device))
         return
-    if device.faults.active:
+    if device.faults.active and common.job.recovery is None:
         engine.ended = lambda request: append_ending(directory, record.ending(device.rank, request))
     start_ps = device.now_ps
     record.time.add("other", start_ps)
     give_back()  # what start-up has touched; the first step is the largest
     device.engine.start_clock()  # setting up took the host a while
     try:
-        engine.run()
+        run()
     except (RankLostError, DeadlockError) as error:
         if not device.board.dead.any():
             raise
@@ -92,11 +96,17 @@ def _never_served(device: emulator.Device) -> dict[str, Any]:
 
 
 def build(
-    common: CommonParts, specs: Sequence[RequestSpec], device: emulator.Device, progress: StepProgress
-) -> tuple[ServingEngine, RankRecord, PagedKV]:
-    """Put one rank's parts together."""
+    common: CommonParts,
+    specs: Sequence[RequestSpec],
+    device: emulator.Device,
+    progress: StepProgress,
+    directory: str,
+) -> tuple[ServingEngine, RankRecord, PagedKV, Callable[[], None]]:
+    """Put one rank's parts together; the last of them serves."""
     job = common.job
     config, priced, placement, limits = common.config, common.priced, common.placement, common.limits
+    if job.recovery is not None:
+        placement = widened(placement)
     model = common.model
     model.open_experts(e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
     kv = PagedKV(config, limits.kv_blocks, limits.block_tokens)
@@ -113,10 +123,11 @@ def build(
         skew_router(model, float(priced.entries.value("decode.router_skew")), job.seed)
         forward = DecodeForward(*parts, job.decode, jitter, record.decode)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank)
+    status = PodStatus(device, record)
     engine = ServingEngine(
         rank=device.rank,
         clock=device,
-        status=PodStatus(device, record),
+        status=status,
         forward=forward,
         scheduler=scheduler,
         dispatcher=dispatcher,
@@ -125,4 +136,17 @@ def build(
         progress=_Housekeeping(progress, device.rank),
     )
     engine.faults = forward.faults = device.faults
-    return engine, record, kv
+    if job.recovery is None:
+        return engine, record, kv, engine.run
+
+    def regroup(living: Sequence[int], placement: Placement) -> None:
+        opened = (e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
+        model.open_experts(opened)
+        forward.regroup(placement, Charges(priced, len(living), shared_local=not placement.shared_placed))
+        status.regroup(living)
+        link.regroup(living)
+
+    stream = TokenStream(directory, specs)
+    parts_of = (device, engine, dispatcher, placement, stream, job.recovery, record)
+    recovery = Recovery(*parts_of, regroup, meet=lambda: status.exchange(0))
+    return engine, record, kv, recovery.run

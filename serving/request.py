@@ -57,7 +57,9 @@ class Request:
     """A request being served on one rank.
 
     `num_computed` counts the functional tokens whose KV is in the cache. `token_times_ps[i]` is when output
-    token i came out. A request ends exactly once: `finish` for success, `fail` with a reason.
+    token i came out. A request ends exactly once: `finish` for success, `fail` with a reason. `replayed` of
+    its outputs were given by another rank, which is gone: they are fed like prompt tokens, and must come out
+    again as they are.
     """
 
     spec: RequestSpec
@@ -66,10 +68,16 @@ class Request:
     token_times_ps: list[int] = field(default_factory=list)
     error: str | None = None
     num_ends: int = 0
+    replayed: int = 0
+
+    @property
+    def known_tokens(self) -> int:
+        """Functional tokens that can be fed at once: the prompt, and what is replayed."""
+        return self.spec.prompt_tokens + self.replayed
 
     @property
     def in_prefill(self) -> bool:
-        return self.num_computed < self.spec.prompt_tokens
+        return self.num_computed < self.known_tokens
 
     @property
     def is_done(self) -> bool:
@@ -82,11 +90,13 @@ class Request:
 
     def input_tokens(self, count: int) -> NDArray[np.int64]:
         """The next `count` tokens to feed: int64[count]."""
-        start = self.num_computed
-        if start < self.spec.prompt_tokens:
-            return self.spec.prompt[start : start + count]
-        first = start - self.spec.prompt_tokens
-        return np.asarray(self.outputs[first : first + count], dtype=np.int64)
+        start, end = self.num_computed, self.num_computed + count
+        prompt = self.spec.prompt[start:end]
+        if len(prompt) == count:
+            return prompt
+        first = max(0, start - self.spec.prompt_tokens)
+        outputs = np.asarray(self.outputs[first : end - self.spec.prompt_tokens], dtype=np.int64)
+        return np.concatenate([prompt, outputs]) if len(prompt) else outputs
 
     def append_output(self, token: int, time_ps: int) -> None:
         """Record an output token; the last one asked for ends the request."""

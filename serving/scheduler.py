@@ -71,7 +71,7 @@ class Segment:
     """A run of consecutive tokens of one request inside a step's batch.
 
     start, count: functional positions; priced_start, priced_count: what they are charged as. `samples` says
-    that the last position's logits give an output token. shares(i) of the tokens sum to priced_count.
+    that the last position's logits give a new output token. shares(i) of the tokens sum to priced_count.
     """
 
     request: Request
@@ -81,6 +81,13 @@ class Segment:
     priced_count: int
     samples: bool
     decode: bool
+
+    @property
+    def answers(self) -> range:
+        """Output positions whose logits its last rows give: one where it samples, more where outputs of
+        another rank are replayed."""
+        first = self.request.spec.prompt_tokens - 1
+        return range(max(0, self.start - first), max(0, self.start + self.count - first))
 
     def shares(self) -> list[int]:
         """Priced tokens each functional token stands for: `count` values."""
@@ -149,7 +156,7 @@ class Scheduler:
         return ended
 
     def abandon(self, reason: str) -> list[Request]:
-        """Fail every request that has not ended; return those that may hold KV (they have been running)."""
+        """Fail every request that has not ended; return those that hold KV."""
         for request in self.waiting:
             request.fail(reason)
         running, self.running = self.running, []
@@ -160,7 +167,7 @@ class Scheduler:
                 request.fail(reason)
         self.waiting.clear()
         self.outstanding = 0
-        return running
+        return [request for request in running if request.num_computed]
 
     def has_room(self, spec: RequestSpec) -> bool:
         """Whether the KV of a request's whole life is free."""
@@ -188,17 +195,18 @@ def make_segment(request: Request, count: int) -> Segment:
     decode, end = not request.in_prefill, start + count
     priced_start = spec.priced_position(start)
     priced_count = spec.priced_position(end) - priced_start
-    samples = decode or end == spec.prompt_tokens
+    samples = decode or end == request.known_tokens
     return Segment(request, start, count, priced_start, priced_count, samples, decode)
 
 
 def _prefill_segment(request: Request, budget: int) -> Segment | None:
-    """The longest chunk of the prompt worth at most `budget` priced tokens; None if not one token fits."""
+    """The longest chunk of what is known worth at most `budget` priced tokens; None if not one token fits."""
     spec = request.spec
     start = request.num_computed
     priced_start = spec.priced_position(start)
-    if spec.priced_prompt - priced_start <= budget:
-        count = spec.prompt_tokens - start
+    after = budget - max(0, spec.priced_prompt - priced_start)  # for what is replayed: one priced token each
+    if after >= 0:
+        count = min(request.known_tokens - start, max(0, spec.prompt_tokens - start) + after)
     else:
         count = budget // spec.scale
     return make_segment(request, count) if count >= 1 else None

@@ -494,8 +494,8 @@ class Engine(Protocol):
     def subscribe(self) -> None:
         """Tell me of deaths: when every rank is blocked for good and some have died since the last change,
         all blocked ranks (subscribed, all of them) are resumed at the latest of their clocks with
-        MembershipChanged, instead of a report. Exchanges under way are over and their channels as new; they go
-        on among the living, who open their group there (`open_group`)."""
+        MembershipChanged, instead of a report. Exchanges under way are over and their channels as new; they
+        go on among the living, who open their group there (`open_group`)."""
 
     def lost(self) -> Int64Array:
         """int64 [n]: number (from 1) of the change of membership that found a rank dead, 0 for the living;

@@ -32,11 +32,17 @@ FIRED, RANK, FIRED_PS, UNDONE_PS = range(4)
 """Columns of the shared log, int64 [faults, 4]: times fired, rank, when, when undone (-1: not)."""
 
 
+Fence = Callable[[int], int]
+"""When a rank that is silent from a time on is declared dead, ps."""
+
+
 class Faults(Protocol):
     """What layers know of the injector."""
 
     active: bool
     plan: tuple[Fault, ...]
+    fence: Fence | None
+    """Where somebody watches: who is silent for longer than that is ended."""
 
     def on(self, kind: str, handler: Handler) -> None:
         """Register who carries a kind out on this rank."""
@@ -56,6 +62,7 @@ class NoFaults:
 
     active = False
     plan: tuple[Fault, ...] = ()
+    fence: Fence | None = None
 
     def on(self, kind: str, handler: Handler) -> None:
         """Nothing will happen."""
@@ -78,13 +85,23 @@ class Injector:
         rank: this rank.
         engine: its engine; the entries in `OPERATIONS` are wrapped on this object.
         log: shared int64 [faults, 4], see `FIRED`.
+        silent: shared int64 [ranks], since when a rank that was ended did nothing.
     """
 
     active = True
 
-    def __init__(self, plan: Sequence[Fault], rank: int, engine: Engine, log: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        plan: Sequence[Fault],
+        rank: int,
+        engine: Engine,
+        log: npt.NDArray[np.int64],
+        silent: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self.plan = tuple(plan)
         self.operations = 0
+        self.fence: Fence | None = None
+        self._silent = np.zeros(rank + 1, np.int64) if silent is None else silent
         self._rank, self._engine, self._log = rank, engine, log
         mine = [(i, f) for i, f in enumerate(plan) if _home(f) in (rank, None)]
         self._timed = sorted(((int(f.at_ps), i) for i, f in mine if isinstance(f.at_ps, int)), reverse=True)
@@ -116,7 +133,8 @@ class Injector:
             at = fault.at_request
             if at and at.state == kind and at.request in (None, request) and at.count <= count:
                 self._stated.remove((index, fault))
-                self._fire(index)
+                if not self._log[index, FIRED]:  # else the request was elsewhere when it did
+                    self._fire(index)
 
     def fired(self, index: int, ps: int) -> None:
         """See `Faults.fired`."""
@@ -180,7 +198,11 @@ class Injector:
 
     def _kill(self, _: Fault) -> None:
         """End this process for good; what it has posted goes on."""
+        self._end(self._engine.now_ps)
+
+    def _end(self, silent_ps: int) -> None:
         self._engine.flush()
+        self._silent[self._rank] = max(1, silent_ps)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill_in_lock(self, fault: Fault) -> None:
@@ -191,8 +213,14 @@ class Injector:
         """Do nothing until the end of the duration; counted from the planned time even if I was blocked."""
         now = self._engine.now_ps
         begin = fault.at_ps if isinstance(fault.at_ps, int) else now
-        if (left := begin + (fault.duration_ps or 0) - now) > 0:
-            self._enter["compute"](left, 0, True)
+        end = begin + (fault.duration_ps or 0)
+        fenced = self.fence is not None and self.fence(now) < end
+        if self.fence is not None and fenced:
+            end = self.fence(now)
+        if end > now:
+            self._enter["compute"](end - now, 0, True)
+        if fenced:
+            self._end(now)
         return lambda: None
 
     def _slow(self, fault: Fault) -> Undo:

@@ -20,6 +20,7 @@ def timeline(served: Served, record: Mapping[str, Any], specs: Sequence[RequestS
     """
     marks = sorted({0, *(ps for e in served.endings for ps in e.times_ps), *(s.arrival_ps for s in specs)})
     gaps: list[tuple[int, int]] = [(s["killed_ps"], s["first_token_ps"]) for s in record["restarts"]]
+    gaps += [(entry["found_ps"], entry["resumed_ps"]) for entry in record["recoveries"]]
     last = int(marks[-1]) or 1
     busy = max(1, last - sum(end - begin for begin, end in gaps))
     squeeze = 0.1 * busy / max(1, sum(end - begin for begin, end in gaps))

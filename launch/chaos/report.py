@@ -49,6 +49,7 @@ def record(
     )
     last = max((e.times_ps[-1] for e in served.endings if e.times_ps), default=0)
     restarts = [_restart(served, number) for number in range(1, len(served.lives))]
+    recoveries = [_recovery(life.round.start_ps, entry) for life in served.lives for entry in life.recoveries]
     return {
         "seed": served.plan.seed,
         "plan": served.plan.as_dict(),
@@ -56,8 +57,10 @@ def record(
         "requests": len(specs),
         "exact": exact,
         "failed": sum(e.error is not None for e in served.endings),
-        "recomputed": sum(len(life.round.requests) for life in served.lives[1:]),
+        "recomputed": sum(len(life.round.requests) for life in served.lives[1:])
+        + sum(len(entry["recomputed"]) for entry in recoveries),
         "restarts": restarts,
+        "recoveries": recoveries,
         "last_token_ps": last,
         "goodput_lost": max(0.0, 1 - calm_ps / last) if last else 1.0,
         "trace_sha256": [(life.machine or {}).get("trace_sha256") for life in served.lives],
@@ -79,6 +82,17 @@ def _restart(served: Served, number: int) -> dict[str, Any]:
     return {"killed_ps": min(killed, default=down), "up_ps": after.round.start_ps, "first_token_ps": first}
 
 
+def _recovery(start_ps: int, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A recovery in the run's time. silent_ps: of each of `dead`; detected: from the first of them on."""
+    times = {name: start_ps + entry[name] for name in ("found_ps", "declared_ps", "resumed_ps")}
+    silent = [start_ps + ps for ps in entry["silent_ps"]]
+    spans = {
+        "detect_ps": times["declared_ps"] - min(silent),
+        "recover_ps": times["resumed_ps"] - times["declared_ps"],
+    }
+    return {**entry, **times, **spans, "silent_ps": silent}
+
+
 def coverage(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Faults that fired, by kind and by the state of the request they met."""
     table: dict[str, Counter[str]] = {}
@@ -95,6 +109,9 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     requests = sum(r["requests"] for r in records)
     fired = [[row for row in r["faults"] if row["fired"]] for r in records]
     up = [s["first_token_ps"] - s["killed_ps"] for r in records for s in r["restarts"]]
+    in_place = [entry for r in records for entry in r["recoveries"]]
+    up += [entry["detect_ps"] + entry["recover_ps"] for entry in in_place]
+    detect = [entry["detect_ps"] for entry in in_place]
     count = max(1, len(records))
     return {
         "plans": len(records),
@@ -106,6 +123,10 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "plans_with_two_faults": sum(len(rows) > 1 for rows in fired) / count,
         "plans_with_8_in_flight": sum(any(f["in_flight"] >= 8 for f in rows) for rows in fired) / count,
         "plans_that_never_fired": [r["seed"] for r, rows in zip(records, fired, strict=True) if not rows],
+        "restarts": sum(len(r["restarts"]) for r in records),
+        "recoveries_in_place": len(in_place),
+        "mean_detection_s": sum(detect) / len(detect) / PS_PER_S if detect else None,
+        "longest_detection_s": max(detect) / PS_PER_S if detect else None,
         "mean_recovery_s": sum(up) / len(up) / PS_PER_S if up else None,
         "longest_recovery_s": max(up) / PS_PER_S if up else None,
         "mean_goodput_lost": sum(r["goodput_lost"] for r in records) / count,
@@ -130,6 +151,7 @@ def summary_table(numbers: Mapping[str, Any]) -> Table:
     return table
 
 
-def replay_command(plan: FaultPlan, path: str, num_ranks: int, num_requests: int) -> str:
+def replay_command(plan: FaultPlan, path: str, num_ranks: int, num_requests: int, recovery: str) -> str:
     """The command that runs a plan again."""
-    return f"superpod chaos -n {num_ranks} --requests {num_requests} --plan {path}  # seed {plan.seed}"
+    what = f"-n {num_ranks} --requests {num_requests} --recovery {recovery} --plan {path}"
+    return f"superpod chaos {what}  # seed {plan.seed}"

@@ -1,4 +1,5 @@
 """One plan, from its first rank to the last answer: rounds of a real serving run, the pod restarted between.
+Under recovery in place one round is enough, unless a rank dies before the pod serves, or none is left.
 
 Every round is an `mpirun` of stubs on the shared fork server, which has torch imported; so a round of 16
 ranks takes about a second.
@@ -22,6 +23,7 @@ from emulator.profile import load_profile
 from emulator.topology import Topology
 from launch import mpirun, paths
 from serving.job import Progress, read_endings, read_results
+from serving.recovery.stream import TokenStream
 from serving.replay import Replay, write_replay
 from serving.restart import Ending, Round, endings_of, next_round, round_plan, round_specs
 
@@ -41,6 +43,14 @@ class Life:
     leftovers: list[str]
     down_ps: int | None = None
     """When the pod stopped serving, if a death ended the round."""
+    noted: list[dict[str, Any]] = field(default_factory=list)
+    """Requests that ended on ranks that may not have lived to report them."""
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """What the ranks that lived have gone on after, in order; the same on all."""
+        told: list[dict[str, Any]] = next((r.get("recoveries", []) for r in self.results), [])
+        return told
 
 
 @dataclass
@@ -86,7 +96,7 @@ def serve(
     life = Round(0, 0, tuple(range(len(replay.specs))), tuple(range(len(plan.faults))))
     while life.requests and life.number < MAX_ROUNDS:
         lived = _live(replay, life, plan, directory / f"round-{life.number}", limit_s)
-        ended = endings_of(life, lived.results, read_endings(directory / f"round-{life.number}"))
+        ended = endings_of(life, lived.results, lived.noted)
         served.lives.append(lived)
         served.endings += ended
         if lived.machine is None or not lived.machine["dead_ranks"]:
@@ -104,6 +114,8 @@ def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s
     mine = replace(replay, specs=round_specs(life, replay.specs))
     write_replay(mine, directory)
     Progress(directory, replay.job.num_ranks, create=True)
+    in_place = replay.job.recovery is not None
+    stream = TokenStream(directory, mine.specs, create=True) if in_place else None
     faults = round_plan(life, plan)
     (directory / "plan.toml").write_text(faults.to_toml())
     config = {
@@ -118,7 +130,8 @@ def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s
     code, stderr, leftovers = run_ranks(replay.job.num_ranks, directory, config, limit_s)
     path = directory / "machine.json"
     machine = json.loads(path.read_text()) if path.exists() else None
-    return Life(life, read_results(directory), machine, code, stderr, leftovers)
+    noted = read_endings(directory) if stream is None else stream.endings()
+    return Life(life, read_results(directory), machine, code, stderr, leftovers, noted=noted)
 
 
 def run_ranks(

@@ -13,6 +13,7 @@ from emulator.errors import InternalError
 from launch.chaos.history import reference_answers
 from serving.job import ReplayJob
 from serving.model import preset_config
+from serving.recovery.times import RecoveryTimes
 from serving.replay import Replay, plan_replay
 from serving.traces import TraceRequest
 
@@ -45,7 +46,9 @@ def priced_model(directory: Path) -> Path:
     return path
 
 
-def prepare(directory: Path, num_ranks: int, num_requests: int, seed: int = 0) -> tuple[Replay, Answers]:
+def prepare(
+    directory: Path, num_ranks: int, num_requests: int, seed: int = 0, recovery: RecoveryTimes | None = None
+) -> tuple[Replay, Answers]:
     """Make model, workload and the reference's answers once, for all plans.
 
     Args:
@@ -53,6 +56,7 @@ def prepare(directory: Path, num_ranks: int, num_requests: int, seed: int = 0) -
         num_ranks: ranks of every run.
         num_requests: requests of every run.
         seed: of the model, the contents and the samplers.
+        recovery: times of recovery in place; None: the pod restarts.
 
     Returns:
         the checked replay, and request -> (tokens, hash of the logits) as one process answers.
@@ -71,6 +75,7 @@ def prepare(directory: Path, num_ranks: int, num_requests: int, seed: int = 0) -
         seed=seed,
         token_scale=TOKEN_SCALE,
         check_memory=False,
+        recovery=recovery,
     )
     trace = [TraceRequest(i * GAP_PS, PROMPT, OUTPUT, (i,)) for i in range(num_requests)]
     replay = plan_replay(job, preset_config("tiny"), trace, 1.0, None)

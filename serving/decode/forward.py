@@ -107,7 +107,7 @@ class DecodeForward(Forward):
         self._now: StepTimes
 
     def step(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Compute one step over my batch; returns float32[segments that sample, vocab] logits."""
+        """Compute one step over my batch; returns float32[answers of all segments, vocab] logits."""
         if not all(segment.decode for segment in segments):
             return super().step(segments)
         kernels = step_kernels(self._charges.priced, contexts(segments), self._options)

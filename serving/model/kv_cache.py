@@ -136,6 +136,27 @@ class PagedKV:
         self._free.extend(reversed(table))
         self.pages_freed += len(table)
 
+    def truncate(self, sequence: Hashable, length: int) -> None:
+        """Forget the tokens of `sequence` from position `length` on; at 0 it is as if it had never come.
+
+        Raises:
+            UsageError: the sequence is shorter.
+        """
+        if length > self.length(sequence):
+            raise UsageError(
+                f"KV cache: sequence {sequence!r} has {self.length(sequence)} tokens, not {length}"
+            )
+        if sequence not in self._tables:
+            return
+        if not length:
+            self.free(sequence)
+            return
+        table, kept = self._tables[sequence], -(-length // self.page_size)
+        self._free.extend(reversed(table[kept:]))
+        self.pages_freed += len(table) - kept
+        del table[kept:]
+        self._lengths[sequence] = length
+
     def slots(self, segment: Segment) -> npt.NDArray[np.int64]:
         """Row numbers (page × page_size + offset) of a segment's tokens, int64 [length]."""
         positions = np.arange(segment.start, segment.start + segment.length)

@@ -1,0 +1,1 @@
+"""Recovery in place: the survivors of a death go on serving."""

@@ -1,0 +1,78 @@
+"""What the pod's front end has been given: every token as it came out, so that it outlives the rank.
+
+A file mapped by all ranks, one record a request. A rank writes a token before it counts it; of a dead rank's
+requests the count says what was emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.request import Request, RequestSpec
+
+_FILE = "stream.bin"
+
+
+class Emitted(NamedTuple):
+    """Tokens of a request, their times, by which rank the last, and the hash of the logits up to it."""
+
+    tokens: list[int]
+    times_ps: list[int]
+    rank: int
+    logits_sha256: str
+
+
+class TokenStream:
+    """The front end's record of one run.
+
+    Args:
+        directory: of the run.
+        specs: its requests, ids by position.
+        create: make an empty one.
+    """
+
+    def __init__(self, directory: str | Path, specs: Sequence[RequestSpec], create: bool = False) -> None:
+        most = max((spec.max_output for spec in specs), default=1)
+        row = [
+            ("count", "i8"),
+            ("rank", "i8"),
+            ("hash", "S64"),
+            ("tokens", "i8", most),
+            ("times", "i8", most),
+        ]
+        shape, mode = (max(1, len(specs)),), "w+" if create else "r+"
+        self._specs = specs
+        self._rows: NDArray[Any] = np.memmap(Path(directory) / _FILE, np.dtype(row), mode, shape=shape)  # type: ignore[call-overload]
+
+    def emit(self, rank: int, request: Request, logits_sha256: str) -> None:
+        """Note the last output of a request."""
+        row, count = self._rows[request.spec.request_id], len(request.outputs)
+        row["tokens"][count - 1], row["times"][count - 1] = request.outputs[-1], request.token_times_ps[-1]
+        row["rank"], row["hash"] = rank, logits_sha256.encode()
+        row["count"] = count
+
+    def of(self, request: int) -> Emitted:
+        """What a request has been given."""
+        row = self._rows[request]
+        count = int(row["count"])
+        tokens, times = row["tokens"][:count].tolist(), row["times"][:count].tolist()
+        return Emitted(tokens, times, int(row["rank"]), bytes(row["hash"]).decode())
+
+    def is_complete(self, spec: RequestSpec) -> bool:
+        """Whether a request has been given all its tokens."""
+        return int(self._rows[spec.request_id]["count"]) == spec.max_output
+
+    def endings(self) -> list[dict[str, Any]]:
+        """The complete requests, as ranks report theirs (`RankRecord.ending`)."""
+        found = []
+        for spec in self._specs:
+            if self.is_complete(spec):
+                given = self.of(spec.request_id)
+                facts = {"id": spec.request_id, "error": None, "ends": 1}
+                found.append({**facts, **given._asdict()})
+        return found

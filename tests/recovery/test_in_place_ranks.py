@@ -1,0 +1,71 @@
+"""Recovery in place on real ranks: every named death, one prepared model, a round each."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from emulator.faults import FaultPlan
+from launch import paths
+from launch.cmd_chaos import _prepared
+from launch.recovery_options import recovery_times
+
+pytestmark = pytest.mark.multirank
+
+_S = 1_000_000_000_000
+_MS = _S // 1000
+
+
+def _kill(state: str, request: int = 9, count: int = 1, kind: str = "kill") -> dict[str, Any]:
+    return {"kind": kind, "at_request": {"request": request, "state": state, "count": count}}
+
+
+SCENARIOS: dict[str, tuple[list[dict[str, Any]], list[list[int]] | int]] = {
+    "before its first token": ([_kill("prefill")], 1),
+    "inside dispatch": ([_kill("dispatch", count=3)], 1),
+    "inside combine": ([_kill("combine", count=2)], 1),
+    "before sampling": ([_kill("sampling", count=2)], 1),
+    "all tokens out, the end not told": ([_kill("finishing")], 1),
+    "inside a lock": ([_kill("decode", count=2, kind="kill_in_lock")], 1),
+    "two, one after the other": ([_kill("decode"), _kill("decode", 4, 2)], 2),
+    "while the others recover": ([_kill("decode"), {"kind": "kill", "rank": 0, "at_ps": 9 * _S}], 2),
+    "while the death is not declared": ([_kill("decode"), {"kind": "kill", "rank": 0, "at_ps": 2 * _S}], 2),
+    "who took a request over dies too": ([_kill("decode", count=2), _kill("queued", 9, 1)], 2),
+    "all but one": ([{"kind": "kill", "rank": r, "at_ps": (5 + r) * _MS} for r in (0, 1, 3, 4)], 4),
+    "silent for less than the time-out": (
+        [{"kind": "freeze", "rank": 2, "at_ps": 10 * _MS, "duration_ps": 2 * _S}],
+        0,
+    ),
+    "silent for longer": ([{"kind": "freeze", "rank": 2, "at_ps": 10 * _MS, "duration_ps": 4 * _S}], 1),
+    "all but one silent for long": (
+        [{"kind": "freeze", "rank": r, "at_ps": 9 * _MS, "duration_ps": 60 * _S} for r in range(4)],
+        4,
+    ),
+}
+"""Faults, and how many ranks die of them."""
+
+
+def test_whoever_dies_wherever_every_answer_is_the_references() -> None:
+    """Found by it: a roll back that keeps a token, an expert mask that is not updated, a request answered
+    twice or by nobody, a rank that goes on with the old members, a frozen rank that comes back."""
+    own = paths.RunDirectory()
+    try:
+        campaign = _prepared(own, 5, 12, 60.0, recovery_times("in-place"))
+        entries = {name: campaign.run(FaultPlan(faults))[0] for name, (faults, _) in SCENARIOS.items()}
+        again = campaign.run(FaultPlan(SCENARIOS["two, one after the other"][0]))[0]
+    finally:
+        own.remove()
+        os.close(own.lock_fd)
+    for name, entry in entries.items():
+        assert entry["violations"] == [] and entry["exact"] == 12, name
+        assert entry["restarts"] == [], name
+        lost = [rank for change in entry["recoveries"] for rank in change["dead"]]
+        assert len(lost) == len(set(lost)) == SCENARIOS[name][1], name
+        for change in entry["recoveries"]:
+            assert 2 * _S < change["detect_ps"] <= 4 * _S, name
+    same = entries["two, one after the other"]
+    assert again["trace_sha256"] == same["trace_sha256"] and again["recoveries"] == same["recoveries"]
+    (fenced,) = entries["silent for longer"]["recoveries"]
+    assert fenced["declared_ps"] == 3 * _S and 10 * _MS <= fenced["silent_ps"][0] < 100 * _MS

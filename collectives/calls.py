@@ -40,7 +40,9 @@ class How(TypedDict, total=False):
 
 
 def begin(group: Group, plan: Plan, how: How, send: Any = None, recv: Any = None) -> Work:
-    """Call a collective; complete it unless it is asynchronous."""
+    """Call a collective; complete it unless it is asynchronous. Raises: RankLostError, the group is over."""
+    if group.space.watching:
+        group.check()
     group.log.append(plan.note)
     work = Work(group, plan, send, recv)
     if how.get("async_op"):

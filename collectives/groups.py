@@ -27,7 +27,7 @@ from collectives.remote_store import HEAD, RemoteStore
 from collectives.store import SharedStore
 from emulator import Device
 from emulator.board import Board
-from emulator.errors import SizeError, StateError, UsageError, misuse
+from emulator.errors import RankLostError, SizeError, StateError, UsageError, misuse
 from emulator.staging import MPI_SEGMENTS
 from emulator.transport import Area
 from memsem.communicator import Communicator
@@ -86,6 +86,12 @@ class Space:
         self.made: dict[tuple[tuple[int, ...], str | None], int] = {}
         self.busy: dict[Group, None] = {}
         """Groups with asynchronous collectives that are not complete."""
+        self.epoch = 0
+        self.dead: tuple[int, ...] = ()
+        """Changes of membership so far, and the ranks that are dead: see `renew`."""
+        self.watching = device.config.keep_going
+        if self.watching:
+            device.subscribe()
         device.beside = lambda condition, timeout_ps: progress.wait(self, condition, timeout_ps)
         self.world = Group(self, tuple(range(device.num_ranks)), "world")
         self.world.take(0)
@@ -98,6 +104,23 @@ class Space:
             found = device.library[cls] = cls(device)
         assert isinstance(found, Space)
         return found
+
+    def renew(self) -> None:
+        """After ranks have died, and all others were told so at one time: all groups made before are over.
+
+        Nothing is under way then, so what my words hold now is what new groups count from, on the slots of
+        all but the world.
+        """
+        if not self.watching:
+            return
+        lost = self.device.lost()
+        epoch = int(lost.max())
+        if epoch == self.epoch:
+            return
+        self.epoch, self.dead = epoch, tuple(np.flatnonzero(lost).tolist())
+        self.busy.clear()
+        self.free = self.unused = (1 << self.slots) - 2
+        self.counted[:] = [self.device.read(self.first_word + word) for word in range(self.counted.size)]
 
 
 class Group:
@@ -117,7 +140,7 @@ class Group:
 
     def __init__(self, space: Space, members: tuple[int, ...], name: str, serial: int = 0) -> None:
         self.space, self.device = space, space.device
-        self.members, self.name = members, name
+        self.members, self.name, self.epoch = members, name, space.epoch
         self.rank, self.size = members.index(space.device.rank), len(members)
         self.timeout_ps: int | None = None
         self.apart = False
@@ -155,8 +178,10 @@ class Group:
 
         Raises:
             SizeError: no members, one twice, one that does not exist, or this rank is none of them.
+            RankLostError: one is known to be dead.
         """
         space, text = Space.of(device), None
+        space.renew()
         given = np.asarray(members)
         chosen = tuple(given.tolist()) if given.ndim == 1 and given.dtype.kind in "iu" else ()
         if not chosen or len(set(chosen)) != len(chosen):
@@ -167,6 +192,8 @@ class Group:
             text = f"group: rank {device.rank} is none of {list(chosen)[:20]}; only members make a group"
         if text is not None:
             raise misuse(SizeError, text, rank=device.rank, now_ps=device.now_ps, value=chosen)
+        if not set(chosen).isdisjoint(space.dead):
+            raise RankLostError(f"group: ranks {list(space.dead)[:20]} are lost, make it without", space.dead)
         serial = space.made[chosen, name] = space.made.get((chosen, name), 0) + 1
         called = name or f"{zlib.crc32(repr(chosen).encode()):08x}.{serial}"
         return cls(space, chosen, called, serial)
@@ -180,6 +207,7 @@ class Group:
 
         Returns: my new group; None without a color.
         """
+        self.check()
         self._splits += 1
         rows = self._gather((color, key), f"split {self._splits}")
         if color is None:
@@ -192,14 +220,23 @@ class Group:
         stays.
 
         Raises:
-            StateError: operations of it are not complete.
+            StateError: operations of it are not complete, and could be.
         """
-        if self.open:
+        if self.open and self.epoch == self.space.epoch:
             raise self.error(StateError, f"group {self.name}: {len(self.open)} operations are not complete")
         if self._slot > 0:
-            self.space.free |= 1 << self._slot
+            if self.epoch == self.space.epoch:
+                self.space.free |= 1 << self._slot
             self._slot, self._store, self.enter = -1, None, None
             self.plans.clear()
+
+    def check(self) -> None:
+        """Raises: RankLostError, ranks have died since the group was made (under `keep_going`)."""
+        self.space.renew()
+        if self.epoch != self.space.epoch:
+            dead = self.space.dead
+            text = f"group {self.name}: ranks {list(dead)[:20]} are lost; the groups made before are over"
+            raise RankLostError(f"{text}, make a new one of the living", dead)
 
     # --- what a collective needs ------------------------------------------------------------------------
 
@@ -253,6 +290,7 @@ class Group:
 
     def _agree(self) -> None:
         """Agree with all members on a slot that is free at all of them."""
+        self.check()
         free = unused = -1
         for masks in self._gather((self.space.free, self.space.unused), "slot"):
             free, unused = free & masks[0], unused & masks[1]

@@ -32,7 +32,7 @@ from collectives.agreement import (
 from collectives.algorithms import Exchange, Flow
 from collectives.groups import Group
 from emulator.engine.reports import ranges
-from emulator.errors import DeadlockError, InternalError
+from emulator.errors import DeadlockError, InternalError, MembershipChanged
 
 _MARK = "collective "
 _LONG = 1 << 64
@@ -189,6 +189,7 @@ class Work:
 
     def _complete(self) -> None:
         try:
+            self.group.check()
             self._pass_all()
         except Exception as error:
             self._error = error
@@ -230,7 +231,7 @@ class Work:
                 group.exchange_tags(group.place, phase.flow.record_bytes, self._tag())
                 if phase.after is not None:
                     phase.after(self)
-        except (DeadlockError, InternalError) as error:
+        except (DeadlockError, InternalError, MembershipChanged) as error:
             self._explain(error)
             raise
         return True
@@ -257,7 +258,7 @@ class Work:
             return movement.wait(self._here(), flow, self._tag(), self._posted and not self._phase)
         except movement.TooLate:
             raise self.late() from None
-        except (DeadlockError, InternalError) as error:
+        except (DeadlockError, InternalError, MembershipChanged) as error:
             self._explain(error)
             raise
 
@@ -340,9 +341,14 @@ class Work:
             text = plan.disagreement(self) if plan.disagreement is not None else "sizes"
         raise mismatch(group.name, self.descriptor, text or "descriptors differ")
 
-    def _explain(self, error: DeadlockError | InternalError) -> None:
-        """Raise what lies behind a run that cannot go on, if it is a disagreement of this group."""
+    def _explain(self, error: DeadlockError | InternalError | MembershipChanged) -> None:
+        """Raise what lies behind a run that cannot go on, if it is a disagreement of this group, or behind a
+        wait that ended for deaths."""
         group = self.group
+        if isinstance(error, MembershipChanged):
+            text = f"collective {self.number} of group {group.name} ({self.descriptor.words})"
+            lost = f"{text} was given up: ranks {list(error.ranks)[:20]} are lost"
+            raise MembershipChanged(lost, error.ranks, epoch=error.epoch) from None
         if isinstance(error, InternalError):
             text = str(error).partition(": ")[2]
             if text.startswith(_MARK):

@@ -77,6 +77,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self.delivery = self._make_delivery()
         self.library: dict[Any, Any] = {}
         self.beside = None
+        self._told: npt.NDArray[np.uint8] | None = None
         self.after_barrier: list[Callable[[], None]] = []
         self.faults: Faults = faults or NoFaults()
         stepwise = self.faults.active  # faults fire between the steps of an operation
@@ -208,7 +209,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
 
     def _check_alive(self, call: str, rank: int) -> None:
         """Refuse what can never complete. A rank that has exited is none: its memory stays to the end."""
-        if self.board.dead[rank]:
+        if self.dead[rank]:
             raise RankLostError(f"{call}: rank {rank} is dead (rank {self.rank}, {self.now_ps} ps)", [rank])
 
     # --- ordering, completion, observation --------------------------------------------------------------
@@ -269,6 +270,26 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
     def heap(self) -> Bytes:
         """My heap, uint8; shows the state at my last observation point."""
         return self.transport.own(Area.HEAP)
+
+    @property
+    def dead(self) -> npt.NDArray[np.uint8]:
+        """uint8 [n]: the ranks nothing is posted to any more. Those the host has seen die; for a rank that has
+        subscribed those all have been told of (`Engine.subscribe`), so that its course does not depend on when
+        the host saw it."""
+        return self.board.dead if self._told is None else self._told
+
+    def subscribe(self) -> None:
+        """Be told of deaths by MembershipChanged, at one time with all others that subscribed."""
+        if self._told is None:
+            self.engine.subscribe()
+            self._told = np.zeros(self.num_ranks, np.uint8)
+
+    def lost(self) -> npt.NDArray[np.int64]:
+        """As `Engine.lost`; what it says holds for my posts from now on."""
+        lost = self.engine.lost()
+        if self._told is not None:
+            self._told[:] = lost != 0
+        return lost
 
     def mark_dead(self, rank: int, engine: Engine | None = None) -> None:
         """Make known that `rank` died; safe from any rank, more than once. Puts to it and gets from it raise

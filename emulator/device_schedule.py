@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from emulator.engine.api import Engine
 from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE, Sends, Steps
@@ -62,8 +63,8 @@ class ScheduleCalls(ABC):
         """The same, not compiled."""
         if not (_has(steps, STEP_DTYPE) and _has(sends, SEND_DTYPE)):
             self.engine.schedule(steps, sends, step_ps, timeout_ps)  # says what is wrong
-        if self.board.dead.any():
-            for peer in np.flatnonzero(self.board.dead[sends["peer"]]):
+        if self.dead.any():
+            for peer in np.flatnonzero(self.dead[sends["peer"]]):
                 self._check_alive("schedule", int(sends["peer"][peer]))
         sends = self.delivery.disturb_sends(sends)
         start, last = self.engine.now_ps, _after_last_wait(steps)
@@ -83,6 +84,10 @@ class ScheduleCalls(ABC):
         elif nbytes:
             self.ledger.moved(0, nbytes)
         self.trace.add(Op.SCHEDULE, start_ps, self.engine.now_ps, -1, nbytes)
+
+    @property
+    @abstractmethod
+    def dead(self) -> npt.NDArray[np.uint8]: ...
 
     @abstractmethod
     def _check_alive(self, call: str, rank: int) -> None: ...

@@ -143,7 +143,7 @@ class Posting:
             posts["fence"][after] = self.fence_seq
 
     def _check_alive(self, peers: npt.NDArray[np.int32]) -> None:
-        dead = self._device.board.dead
+        dead = self._device.dead
         if peers.size and peers.min() >= 0 and peers.max() < dead.size and dead[peers].any():
             lost = int(peers[dead[peers] != 0][0])
             where = f"(rank {self._device.rank}, {self._device.now_ps} ps)"

@@ -19,7 +19,7 @@ from collectives.ep.traffic import SCHEMES
 from collectives.ep.wire import FORMS
 from emulator import Device
 from emulator.engine.reports import ranges
-from emulator.errors import DeadlockError, UsageError
+from emulator.errors import DeadlockError, MembershipChanged, RankLostError, UsageError
 from emulator.rows import Records
 from emulator.transport import Area
 
@@ -133,7 +133,7 @@ class EpArea:
             channel = kept[0]
         self._channels = channel, count
         self._what = base, STATE_BYTES + micro_batches * each, what, word, words
-        self._state, at, self._second = base, base + STATE_BYTES, False
+        self._state, at, self._set = base, base + STATE_BYTES, 0
         self.places: list[tuple[Places, Places]] = []
         for _ in range(micro_batches):
             pair = []
@@ -153,9 +153,11 @@ class EpArea:
 
     def regroup(self, ranks: Ranks, mask: int) -> None:
         """Go on among other ranks; local. With mask 0 it is everybody again, on the first set of channels,
-        else the ranks of `mask` on the second."""
-        step = 2 * len(self.places) * (bool(mask) - self._second)
-        self._second, self.ranks = bool(mask), ranks
+        else the ranks of `mask`, on the second and third in turns: a slow rank may still read what came on the
+        channels of the mask before."""
+        chosen = (2 if self._set == 1 else 1) if mask else 0
+        step = 2 * len(self.places) * (chosen - self._set)
+        self._set, self.ranks = chosen, ranks
         self.places = [
             (out._replace(channel=out.channel + step), back._replace(channel=back.channel + step))
             for out, back in self.places
@@ -168,7 +170,7 @@ class EpArea:
         """Wait until the ranks of the group are here: nobody reads blocks of earlier calls any more."""
         try:
             self.ranks.device.exchange(self.places[0][0].channel, None, 0, 4)
-        except DeadlockError as error:
+        except (DeadlockError, RankLostError) as error:
             raise self.why(error) from None
 
     def release(self) -> None:
@@ -286,8 +288,10 @@ class EpArea:
         said = [f"{ranges(members[which == i].tolist())}: {word}" for i, word in enumerate(words)]
         return ", ".join(said[:8])
 
-    def why(self, error: DeadlockError) -> Exception:
+    def why(self, error: DeadlockError | RankLostError) -> Exception:
         """The reason of a deadlock where the states tell it: ranks of the group are in different calls."""
+        if isinstance(error, MembershipChanged):
+            return error
         states = np.ascontiguousarray(self._of_all(self._state, STATE_BYTES)).view(np.int64)[:, :3]
         for mask in np.unique(states[:, 2])[1:]:
             others = ranges(self.ranks.members[states[:, 2] == mask].tolist())

@@ -91,6 +91,8 @@ class Buffer:
         self._normal: dict[int, NormalCalls] = {}
         self._low: tuple[tuple[int, ...], LowLatencyCalls] | None = None
         self._masked = np.zeros(self.group_size, bool)
+        if enable_shrink and self._ranks.device.config.keep_going:
+            self._ranks.device.subscribe()  # deaths are told to all at once, and the living go on
 
     # --- normal -------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from collectives.ep.side import Call
 from collectives.ep.traffic import Spread, low_latency_row, open_dispatch
 from collectives.ep.wire import FORMS
 from collectives.moe import EpCosts, OperationCosts
-from emulator.errors import StateError, UsageError
+from emulator.errors import RankLostError, StateError, UsageError
 from emulator.rows import HEADER_BYTES
 
 Int32 = npt.NDArray[np.int32]
@@ -64,6 +64,7 @@ class Arrived:
     route: Route
     place: Int32
     position: Int64
+    alive: Int64
     ready = False
     zero_copy: Any = None
 
@@ -86,11 +87,12 @@ class LowLatencyCalls:
         row = HEADER_BYTES + 8 + 4 * wire.words("float32", hidden)
         most = ranks.size * max_tokens * min(topk, self.slots)
         blocks = (_chunks(max_tokens * topk) * row, _chunks(most) * row)
-        self._area = EpArea(ranks, *blocks, BUFFERS, sets=2)
+        self._area = EpArea(ranks, *blocks, BUFFERS, sets=3)
         self._moves = Moves(self._area, scheme, num_experts, planes)
         self._alive = np.arange(ranks.size)
         self._next = self._turn = 0
         self._hooks = 0
+        self._change = int(ranks.device.lost().max())
 
     # --- the mask -----------------------------------------------------------------------------------------
 
@@ -101,26 +103,46 @@ class LowLatencyCalls:
         the new or the old one.
 
         Raises:
-            StateError: hooks are not called yet. UsageError: I am masked.
+            StateError: hooks are not called yet. UsageError: I am masked. RankLostError: a rank is dead.
         """
-        alive = np.flatnonzero(~masked)
-        if np.array_equal(alive, self._alive):
+        alive, cut = np.flatnonzero(~masked), self._cut_off(~masked)
+        if np.array_equal(alive, self._alive) and not cut:
             return
         if self._hooks:
             raise StateError("rank mask: call the hooks of what is under way first")
         if masked[self._all.me]:
             raise UsageError("rank mask: a rank cannot mask itself")
-        everybody, fewer = alive.size == self._all.size, np.isin(alive, self._alive).all()
+        everybody, fewer = alive.size == self._all.size, cut or np.isin(alive, self._alive).all()
         if not fewer:
             self._area.meet()
         if self._alive.size == self._all.size:
             self._turn = self._next
-        self._alive, self._next = alive, self._turn if everybody else 0
+        self._alive, self._next = alive, self._turn if everybody and not cut else 0
         ranks = ranks_of(self._all.device, self._all.members[alive])
         self._area.regroup(ranks, 0 if everybody else 1 + (zlib.crc32(alive.tobytes()) >> 1))
-        self._moves.regroup(alive.size * self.slots, everybody)
+        if cut and everybody:
+            self._area.open_groups(always=True)
+        self._moves.regroup(alive.size * self.slots, everybody, cut)
         if fewer:
             self._area.meet()
+
+    def _cut_off(self, taken: npt.NDArray[np.bool_]) -> bool:
+        """Whether ranks have died since the last call, and what was under way has been given up.
+
+        Args:
+            taken: bool [R], who is to take part.
+
+        Raises:
+            RankLostError: a rank is dead and not masked.
+        """
+        lost = self._all.device.lost()
+        dead = self._all.members[taken & (lost[self._all.members] > 0)].tolist()
+        if dead:
+            raise RankLostError(f"low latency: ranks {dead[:20]} are lost; mask them on all others", dead)
+        if int(lost.max()) == self._change:
+            return False
+        self._change, self._hooks = int(lost.max()), 0
+        return True
 
     def _compact(self, topk_idx: Int64) -> Int64:
         """Experts numbered among the ranks that are not masked; those of masked ones are unselected."""
@@ -203,12 +225,16 @@ class LowLatencyCalls:
         if not hook:
             return lambda: None
         self._hooks += 1
-        open_ = [True]
+        open_, change = [True], self._change
 
         def call() -> None:
             if not open_[0]:
                 raise StateError("low latency: this hook has been called already")
             open_[0] = False
+            lost = self._all.device.lost()
+            if int(lost.max()) != change:
+                dead = np.flatnonzero(lost).tolist()
+                raise RankLostError(f"low latency: given up, ranks {dead[:20]} are lost", dead)
             self._hooks -= 1
             receive()
 
@@ -224,6 +250,7 @@ class LowLatencyCalls:
         slot = np.repeat(np.arange(self.slots), came.per_slot)
         position = slot * room + np.arange(slot.size) - first[slot]
         arrived = handle.arrived
+        arrived.alive = self._alive
         arrived.route, arrived.place, arrived.position, arrived.ready = came.route, came.place, position, True
         source = np.empty(slot.size, np.int64)
         source[came.place] = np.repeat(self._alive, came.counts)
@@ -250,6 +277,10 @@ class LowLatencyCalls:
         arrived, trouble = handle.arrived, ""
         if not arrived.ready:
             raise StateError("low_latency_combine: call the hook of the dispatch first")
+        if not np.array_equal(arrived.alive, self._alive):
+            raise StateError(
+                "low_latency_combine: other ranks are masked than at the dispatch; dispatch again"
+            )
         try:
             if logfmt:
                 raise UsageError("there is no log format here; use_logfmt=False")

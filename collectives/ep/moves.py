@@ -107,10 +107,15 @@ class Moves:
         planes: Int64 = self._planes[classes]
         return planes
 
-    def regroup(self, num_experts: int, everybody: bool) -> None:
+    def regroup(self, num_experts: int, everybody: bool, anew: bool = False) -> None:
         """Go on among the ranks the area has now, which have `num_experts` in all. Counters of events start
-        anew, but for everybody's, which ranks that were left out know; those of signals go on."""
-        self._whole = self._whole or self.sides
+        anew, but for everybody's, which ranks that were left out know; those of signals go on.
+
+        Args:
+            anew: operations may have been cut off, and nothing is under way: everybody's events start anew
+                too, and signals count from what the words hold.
+        """
+        self._whole = [] if anew else self._whole or self.sides
         self.ranks, self.num_experts, planes = self.area.ranks, num_experts, self._by_rank()
         old, self.sides = self.sides, []
         for number, (sides, places) in enumerate(zip(old, self.area.places, strict=True)):
@@ -119,8 +124,15 @@ class Moves:
             )
             out.signals, back.signals = sides[0].signals, sides[1].signals
             self.sides.append((out, back))
-        if everybody:
+        if anew:
+            self._count_anew()
+        elif everybody:
             self.sides = self._whole
+
+    def _count_anew(self) -> None:
+        for side in (side for pair in self.sides for side in pair):
+            for word in side.signals:
+                side.signals[word] = self.ranks.device.read(side.place.word + word)
 
     # --- dispatch -----------------------------------------------------------------------------------------
 

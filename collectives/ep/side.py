@@ -25,7 +25,7 @@ from collectives.ep.traffic import Opening, Stage, cut
 from emulator.engine.api import ADD, GE, ExchangeResult
 from emulator.engine.posts import K_PUT, new_posts
 from emulator.engine.schedules import Sends, new_sends, new_steps
-from emulator.errors import DeadlockError, UsageError
+from emulator.errors import DeadlockError, RankLostError, UsageError
 from emulator.rows import Received, Records, RowFormat
 
 Int32 = npt.NDArray[np.int32]
@@ -134,7 +134,7 @@ class Side:
                 self.place.channel, opening.pulls, opening.row_bytes, opening.meta_bytes,
                 opening.pull_start_ps, opening.record_ps, (), None, tag, opening.sizes,
             )  # fmt: skip
-        except DeadlockError as error:
+        except (DeadlockError, RankLostError) as error:
             raise self.area.why(error) from None
         return self._checked(result, tag)
 
@@ -162,7 +162,7 @@ class Side:
             result = self.area.ranks.device.exchange_wait(
                 self.place.channel, opening.pull_start_ps, opening.record_ps
             )
-        except DeadlockError as error:
+        except (DeadlockError, RankLostError) as error:
             raise self.area.why(error) from None
         self.busy = False
         return self._checked(result, tag)
@@ -203,7 +203,7 @@ class Side:
         )  # fmt: skip
         try:
             self.area.ranks.device.schedule(steps, sends)
-        except DeadlockError as error:
+        except (DeadlockError, RankLostError) as error:
             raise self.area.why(error) from None
 
     def _sends(self, stage: Stage, words: npt.ArrayLike) -> Sends:
@@ -231,7 +231,7 @@ class Side:
             self.signals[word] = self.signals.get(word, 0) + more
             try:
                 self.area.ranks.device.wait([(self.place.word + word, GE, self.signals[word])])
-            except DeadlockError as error:
+            except (DeadlockError, RankLostError) as error:
                 raise self.area.why(error) from None
 
     def _checked(self, result: ExchangeResult, tag: int) -> ExchangeResult:

@@ -273,9 +273,9 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
 
     @property
     def dead(self) -> npt.NDArray[np.uint8]:
-        """uint8 [n]: the ranks nothing is posted to any more. Those the host has seen die; for a rank that has
-        subscribed those all have been told of (`Engine.subscribe`), so that its course does not depend on when
-        the host saw it."""
+        """uint8 [n]: the ranks nothing is posted to any more. Those the host has seen die; for a rank that
+        subscribed those all have been told of (`Engine.subscribe`): its course does not depend on when the
+        host saw it."""
         return self.board.dead if self._told is None else self._told
 
     def subscribe(self) -> None:

@@ -153,8 +153,8 @@ class EpArea:
 
     def regroup(self, ranks: Ranks, mask: int) -> None:
         """Go on among other ranks; local. With mask 0 it is everybody again, on the first set of channels,
-        else the ranks of `mask`, on the second and third in turns: a slow rank may still read what came on the
-        channels of the mask before."""
+        else the ranks of `mask`, on the second and third in turns: a slow rank may still read what came on
+        those of the mask before."""
         chosen = (2 if self._set == 1 else 1) if mask else 0
         step = 2 * len(self.places) * (chosen - self._set)
         self._set, self.ranks = chosen, ranks

@@ -38,7 +38,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from launch import board, image, osproc, paths, wire
+from launch import board, image, osproc, paths, warm, wire
 from launch.jobtable import JobTable
 from launch.rankmain import OWN_PACKAGES
 from launch.template import MAX_MESSAGE, Template, hand_down, prepare, serves_replay
@@ -70,6 +70,7 @@ class Server:
         self.lock = args.lock
         self.owner = socket.socket(fileno=args.owner_fd) if args.owner_fd is not None else None
         self.shm = args.shm
+        self.command: socket.socket | None = None  # of whom asked for this server, where it was forked
         self.idle_s = float(os.environ.get("SUPERPOD_IDLE_S", _IDLE_S))
         self.jobs: dict[str, _Job] = {}  # that still gather stubs, by namespace
         self.templates: dict[int, _Job] = {}
@@ -126,11 +127,35 @@ class Server:
             message, files = wire.receive_hello(stub)
             stub.settimeout(None)
             try:
-                self._route(message, stub, files)
+                if wire.wants_server(message):
+                    self._fork_private(message, stub, files)
+                else:
+                    self._route(message, stub, files)
             finally:
                 for f in files:
                     os.close(f)
         stub.close()
+
+    def _fork_private(self, message: bytes, command: socket.socket, files: list[int]) -> None:
+        """Fork the private server of a run (warm.py): it lives on its own, and as long as its command."""
+        pid = os.fork()
+        if pid:
+            wire.send_note(command, wire.STARTED, pid)
+            return
+        try:
+            signal.set_wakeup_fd(-1)
+            for f in (self.listener, self.selector, *(j.channel for j in self.jobs.values())):
+                if f is not None:
+                    f.close()
+            for fd in (self.wake_r, self.wake_w):
+                os.close(fd)
+            server = Server(warm.become_private(message, files))
+            server.command = command
+            server.run()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
 
     def _route(self, message: bytes, stub: socket.socket, files: list[int]) -> None:
         hello = wire.parse_hello(message)
@@ -184,6 +209,7 @@ class Server:
             for f in (
                 self.listener,
                 self.owner,
+                self.command,
                 self.selector,
                 ours,
                 *(j.channel for j in self.jobs.values()),

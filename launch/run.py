@@ -24,8 +24,9 @@ from types import TracebackType
 from typing import Any
 
 from emulator.config import environment_config
+from emulator.engine.native_library import why_unusable
 from emulator.errors import UsageError
-from launch import limits, mpirun, osproc, paths, tracefile
+from launch import limits, mpirun, osproc, paths, tracefile, warm
 from launch.jobtable import JobStatus
 from launch.memory import PssSampler
 from launch.progress import StartProgress
@@ -105,7 +106,7 @@ class _Job:
         self.memory = memory
         self.sampler: PssSampler | None = None
         self._text = b""
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | warm.BorrowedServer | None = None
         self.mpirun: subprocess.Popen[bytes] | None = None
 
     def start_server(self, held: _SignalsHeld, environment: Mapping[str, str]) -> None:
@@ -115,6 +116,13 @@ class _Job:
             self.owner, theirs = socket.socketpair()
             with theirs:
                 fds = (listener.fileno(), theirs.fileno(), self.directory.lock_fd)
+                if warm.wanted(environment):
+                    with held.released():
+                        self.server = warm.borrow(
+                            self.directory.socket_path, self.directory.shm, fds, environment
+                        )
+                    self.owner.setblocking(False)
+                    return
                 arguments = ("--listen-fd", str(fds[0]), "--owner-fd", str(fds[1]))
                 where = ("--path", str(self.directory.socket_path), "--shm", str(self.directory.shm))
                 self.server = subprocess.Popen(
@@ -152,7 +160,7 @@ class _Job:
                 self.mpirun.send_signal(got.si_signo)
             self._listen()
             if self.memory and self._all_up():
-                self.sampler = self.sampler or PssSampler([os.getpid()])
+                self.sampler = self.sampler or PssSampler([os.getpid(), self.server.pid or os.getpid()])
                 self.sampler.step()
         return code if code >= 0 else 128 - code
 
@@ -186,7 +194,7 @@ class _Job:
         self.directory.remove()
         os.close(self.directory.lock_fd)
 
-    def _end_server(self, server: subprocess.Popen[bytes]) -> None:
+    def _end_server(self, server: subprocess.Popen[bytes] | warm.BorrowedServer) -> None:
         """Close our end of the server's socket: it kills what is left and goes."""
         self.owner.setblocking(True)
         self.owner.settimeout(_CLEAN_UP_S)
@@ -199,7 +207,7 @@ class _Job:
             server.wait(_CLEAN_UP_S)
         except subprocess.TimeoutExpired:
             server.kill()
-            server.wait()
+            server.wait(_CLEAN_UP_S)
 
     def startup_end_ns(self) -> int | None:
         s = self.status
@@ -254,6 +262,8 @@ def run_job(
     settings = None if config is None else {**environment_config(env), **config}
     check_start(num_ranks, rank_bytes, shm_bytes)
     limits.raise_file_limit()
+    if why := why_unusable():
+        print(f"superpod: {why} (the slower Python engine is used)", file=sys.stderr)
     if not accelerate:
         env["SUPERPOD_ACCELERATE"] = "0"
     job = _new_job(num_ranks, progress, measure_memory)

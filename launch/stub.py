@@ -65,8 +65,8 @@ def runtime_directory() -> str:
     return path
 
 
-def choose_server() -> str:
-    """Return the stem of the paths of the server for this interpreter, package and environment."""
+def choose_server(state: str = "") -> str:
+    """Return the stem of the paths of the server for this interpreter, package, environment, and state."""
     import hashlib
     import sysconfig
 
@@ -76,6 +76,7 @@ def choose_server() -> str:
         s = os.stat(path)
         parts += [str(s.st_mtime_ns), str(s.st_ino)]
     parts += sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(NAMES))
+    parts += [state] if state else []
     return f"{runtime_directory()}/{hashlib.sha256(os.fsencode(chr(0).join(parts))).hexdigest()[:16]}"
 
 
@@ -151,7 +152,12 @@ def reach_server() -> tuple[socket.socket, str]:
     given = os.environ.get("SUPERPOD_SOCKET")
     if given:
         return connect(given) or fail(f"{given}: no fork server"), ""
-    stem = choose_server()
+    return reach_shared()
+
+
+def reach_shared(state: str = "") -> tuple[socket.socket, str]:
+    """Return a connection to the shared server of this host, started if there is none, and its stem."""
+    stem = choose_server(state)
     for _ in range(100):
         c = connect(stem + ".sock")
         if c is None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 HEADER = struct.Struct("<4sIII")  # magic, body bytes, number of arguments, umask
 MAGIC = b"SPD1"
+SERVER_MAGIC = b"SPS1"  # instead of a rank, a private fork server is asked for (warm.py)
 NOTE = struct.Struct("<Ii")  # kind, value
 STARTED, ENDED, FAILED, DIRECTORY, SIGNAL = (ord(c) for c in "PEXDS")
 MAX_BODY = 1 << 20
@@ -49,10 +50,10 @@ class Hello:
         entries = dict(w.split(b"=", 1) for w in words[1 + num_args :] if b"=" in w)
         return Hello(words[0], tuple(words[1 : 1 + num_args]), entries, umask)
 
-    def pack(self) -> bytes:
+    def pack(self, magic: bytes = MAGIC) -> bytes:
         words = [self.cwd, *self.argv, *(k + b"=" + v for k, v in self.environment.items())]
         body = b"".join(w + b"\0" for w in words)
-        return HEADER.pack(MAGIC, len(body), len(self.argv), self.umask) + body
+        return HEADER.pack(magic, len(body), len(self.argv), self.umask) + body
 
     def get(self, key: str, default: str = "") -> str:
         return os.fsdecode(self.environment.get(key.encode(), default.encode()))
@@ -74,19 +75,25 @@ def read_exactly(c: socket.socket, size: int) -> bytes:
 
 
 def receive_hello(c: socket.socket) -> tuple[bytes, list[int]]:
-    """Read a hello from a stub; return it unparsed (header and body) with the three files received."""
-    head, files, _, _ = socket.recv_fds(c, HEADER.size, 3, socket.MSG_WAITALL)
+    """Read a hello; return it unparsed (header and body) with the files received: three of a stub, five of a
+    command that wants a server."""
+    head, files, _, _ = socket.recv_fds(c, HEADER.size, 5, socket.MSG_WAITALL)
     try:
         if len(head) < HEADER.size:
             raise WireError("end of file")
         magic, size, _, _ = HEADER.unpack(head)
-        if magic != MAGIC or size > MAX_BODY or len(files) != 3:
+        if size > MAX_BODY or len(files) != {MAGIC: 3, SERVER_MAGIC: 5}.get(magic):
             raise WireError("not a hello")
         return head + read_exactly(c, size), files
     except (WireError, OSError):
         for f in files:
             os.close(f)
         raise
+
+
+def wants_server(message: bytes) -> bool:
+    """Whether this hello asks for a private fork server."""
+    return message.startswith(SERVER_MAGIC)
 
 
 def parse_hello(message: bytes) -> Hello:

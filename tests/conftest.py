@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ.setdefault("SUPERPOD_WARM", "1")  # runs fork their server from one that stays up between tests
+os.environ.setdefault("SUPERPOD_IDLE_S", "20")
 
 LONGEST = (
     "serving/test_replay.py",

@@ -94,13 +94,21 @@ def load(path: str | None = None) -> Any:
     lib.sp_sizes(sizes)
     dtypes = (POST_DTYPE, INBOX_DTYPE, LOG_DTYPE, RECORD_DTYPE, STEP_DTYPE, SEND_DTYPE)
     if lib.sp_version() != VERSION or list(sizes) != [d.itemsize for d in dtypes]:
-        raise UsageError(f"{found} was built from other sources; build the package again")
+        raise UsageError(f"{found} was built from other sources: install the package again")
     return lib
 
 
 def available() -> bool:
     """Whether the core was built and loads."""
+    return library_path() is not None and not why_unusable()
+
+
+@cache
+def why_unusable() -> str:
+    """What keeps a core that was built from being used, "" where nothing does or none was built."""
     try:
-        return library_path() is not None and load() is not None
-    except (OSError, AttributeError, UsageError):
-        return False
+        if library_path() is not None:
+            load()
+    except (OSError, AttributeError, UsageError) as e:
+        return str(e)
+    return ""

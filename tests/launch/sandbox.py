@@ -3,9 +3,11 @@ memory, files.
 
 Every process of a sandbox carries a mark in the environment it was exec'd with (forked ranks keep it), and
 everything a launch puts on disk lies under the sandbox's TMPDIR or is named in /dev/shm after something
-there.
+there. A sandbox has fork servers of its own, or (`Grounds`) those that other tests have used before; those
+may stay, and must be gone when the grounds are left.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -36,15 +38,49 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     return found
 
 
-class Sandbox:
-    """Use as a context manager; on leaving it kills what is left (the test has failed by then)."""
+class Grounds:
+    """A mark and a directory for many sandboxes, whose launches share fork servers that stay up a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: str = "5") -> None:
         self.tmp = Path(tempfile.mkdtemp(prefix="sp-test-", dir="/tmp"))
         self.mark = (
             f"PYTHON_TEST_MARK={uuid.uuid4().hex}"  # PYTHON…: so that the shared fork server is ours alone
         )
-        self.pids_dir = self.tmp / "pids"
+        self.idle_s = idle_s
+
+    def standing(self, processes: list[int]) -> set[int]:
+        """Of these fork servers' processes, the shared servers themselves."""
+        ours = set(processes)
+        shared = [p for p in processes if b"--lock" in _command_line(p)]
+        return {p for p in shared if parent_of(p) not in ours}
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+class Sandbox:
+    """Use as a context manager; on leaving it kills what is left (the test has failed by then).
+
+    Args:
+        grounds: where `superpod run` and `mpirun superpod-rank` find a fork server that is up already;
+            without, every launch starts its own and leaves nothing at all.
+    """
+
+    def __init__(self, grounds: Grounds | None = None) -> None:
+        self.grounds, own = grounds, grounds or Grounds("1")
+        self.tmp, self.mark = own.tmp, own.mark
+        self.pids_dir = self.tmp / f"pids-{uuid.uuid4().hex[:8]}"
         self.pids_dir.mkdir()
         self.names: set[str] = set()
         key, value = self.mark.split("=")
@@ -54,7 +90,8 @@ class Sandbox:
             key: value,
             "TMPDIR": str(self.tmp),
             "PATH": path,
-            "SUPERPOD_IDLE_S": "1",
+            "SUPERPOD_IDLE_S": own.idle_s,
+            "SUPERPOD_WARM": "1" if grounds else "0",
         }
 
     def __enter__(self) -> "Sandbox":
@@ -62,8 +99,10 @@ class Sandbox:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.tmp, ignore_errors=True)
+            if self.grounds is None or pid in self._left_processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.pids_dir if self.grounds else self.tmp, ignore_errors=True)
 
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
         env = {**self.environment, **options.pop("env", {})}
@@ -114,10 +153,24 @@ class Sandbox:
         self.names |= {p.stem for p in self.tmp.glob("superpod-*/*.sock")}
         return [int(f.read_text()) for f in files]
 
+    def _left_processes(self) -> set[int]:
+        found = self.processes()
+        return set(found) - (
+            self.grounds.standing(self.processes("launch.forkserver")) if self.grounds else set()
+        )
+
+    def _left_files(self) -> list[str]:
+        if self.grounds is None:
+            return [str(p) for p in self.tmp.iterdir() if p != self.pids_dir]
+        servers = "\0".join(_command_line(p).decode() for p in self.processes("launch.forkserver"))
+        runtime = [p for d in self.tmp.glob("superpod-*") for p in d.iterdir() if p.stem not in servers]
+        others = [p for p in self.tmp.iterdir() if not p.name.startswith(("superpod-", "pids-"))]
+        return [str(p) for p in runtime + others]
+
     def leftovers(self) -> list[str]:
-        files = [str(p) for p in self.tmp.iterdir() if p != self.pids_dir]
+        """What is there and should not be; a standing server may be, with its socket and lock."""
         shm = [p.name for p in Path("/dev/shm").iterdir() if any(n in p.name for n in self.names)]
-        return [f"process {p}" for p in self.processes()] + files + shm
+        return [f"process {p}" for p in self._left_processes()] + self._left_files() + shm
 
     def assert_clean(self, timeout_s: float = 15.0) -> None:
         """Fail unless everything is gone within `timeout_s`."""

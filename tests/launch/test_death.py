@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sandbox import PROGRAMS, Sandbox, wait_for
+from sandbox import PROGRAMS, Sandbox, parent_of, wait_for
 
 N = 16
 HOLD = str(PROGRAMS / "hold.py")
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
 def start(
     sandbox: Sandbox, how: str, options: tuple[str, ...] = ()
 ) -> tuple[subprocess.Popen[str], list[int]]:
-    command = {"superpod": sandbox.superpod, "mpirun": sandbox.forked}[how]
+    command = {"superpod": sandbox.superpod, "cold": sandbox.superpod, "mpirun": sandbox.forked}[how]
     p = sandbox.popen(command(N, HOLD, str(sandbox.pids_dir), options=options), start_new_session=True)
     return p, sandbox.rank_pids(N)
 
@@ -32,11 +32,16 @@ def only(pids: list[int]) -> int:
     return pids[0]
 
 
-def fork_server(sandbox: Sandbox) -> int:
-    """The server itself: template and ranks have the same command line, but an ancestor that has it too."""
-    servers = sandbox.processes("launch.forkserver")
-    parent = {p: int(Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[1]) for p in servers}
-    return only([p for p in servers if parent[p] not in servers])
+def fork_server(ranks: list[int]) -> int:
+    """The server of these ranks: the parent of their template."""
+    return parent_of(parent_of(ranks[0]))
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, how: str) -> Sandbox:
+    """Where "cold" has a fork server of its own, and the others have one that is up already."""
+    found: Sandbox = request.getfixturevalue("alone" if how == "cold" else "sandbox")
+    return found
 
 
 @pytest.mark.parametrize("how", ["superpod", "mpirun"])
@@ -68,10 +73,11 @@ def test_killed_mpirun_takes_all_along(sandbox: Sandbox, how: str) -> None:
     sandbox.assert_clean()
 
 
-@pytest.mark.parametrize("how", ["superpod", "mpirun"])
-def test_killed_fork_server_takes_all_along(sandbox: Sandbox, how: str) -> None:
+@pytest.mark.parametrize("how", ["superpod", "cold", "mpirun"])
+def test_killed_fork_server_takes_all_along(place: Sandbox, how: str) -> None:
+    sandbox = place
     p, ranks = start(sandbox, how)
-    os.kill(fork_server(sandbox), signal.SIGKILL)
+    os.kill(fork_server(ranks), signal.SIGKILL)
     wait_for(gone(ranks), 10)
     assert p.wait(30) not in (0, None)
     assert "fork server ended" in p.communicate()[1]
@@ -81,24 +87,26 @@ def test_killed_fork_server_takes_all_along(sandbox: Sandbox, how: str) -> None:
 @pytest.mark.parametrize("how", ["superpod", "mpirun"])
 def test_killed_template_takes_its_ranks_along(sandbox: Sandbox, how: str) -> None:
     p, ranks = start(sandbox, how)
-    template = int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(template, signal.SIGKILL)
+    os.kill(parent_of(ranks[0]), signal.SIGKILL)
     wait_for(gone(ranks), 10)
     assert p.wait(30) not in (0, None)
     sandbox.assert_clean()
 
 
-def test_killed_command_takes_all_along(sandbox: Sandbox) -> None:
-    p, ranks = start(sandbox, "superpod")
+@pytest.mark.parametrize("how", ["superpod", "cold"])
+def test_killed_command_takes_all_along(place: Sandbox, how: str) -> None:
+    sandbox = place
+    p, ranks = start(sandbox, how)
     p.kill()
     p.wait(5)
     wait_for(gone(ranks), 10)
     sandbox.assert_clean()
 
 
-def test_command_and_fork_server_killed_at_once_are_swept_by_the_next_run(sandbox: Sandbox) -> None:
-    p, ranks = start(sandbox, "superpod")
-    os.kill(fork_server(sandbox), signal.SIGKILL)
+def test_command_and_fork_server_killed_at_once_are_swept_by_the_next_run(alone: Sandbox) -> None:
+    sandbox = alone
+    p, ranks = start(sandbox, "cold")
+    os.kill(fork_server(ranks), signal.SIGKILL)
     p.kill()
     p.wait(5)
     wait_for(gone(ranks), 10)

@@ -17,6 +17,12 @@ STUB = str(Path(wire.__file__).with_name("stub.py"))
 
 
 @pytest.fixture
+def sandbox(alone: Sandbox) -> Sandbox:
+    """Here fork servers come and go."""
+    return alone
+
+
+@pytest.fixture
 def who(tmp_path: Path) -> str:
     program = tmp_path / "who.py"
     program.write_text(

@@ -25,7 +25,8 @@ def busy_processes(number: int) -> list[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize(
     ("num_ranks", "busy"), [(16, 20), pytest.param(N, 100, marks=pytest.mark.sweep)], ids=["16", "64"]
 )
-def test_ranks_start_under_load(num_ranks: int, busy: int, sandbox: Sandbox) -> None:
+def test_ranks_start_under_load(num_ranks: int, busy: int, alone: Sandbox) -> None:
+    sandbox = alone
     out = sandbox.pids_dir / "out.json"
     load = busy_processes(busy)
     try:
@@ -44,7 +45,8 @@ def test_ranks_start_under_load(num_ranks: int, busy: int, sandbox: Sandbox) -> 
 
 @pytest.mark.multirank
 @pytest.mark.timeout(120)
-def test_sixty_four_ranks_are_counted_and_weighed(sandbox: Sandbox) -> None:
+def test_sixty_four_ranks_are_counted_and_weighed(alone: Sandbox) -> None:
+    sandbox = alone
     out = sandbox.pids_dir / "out.json"
     result = sandbox.run(sandbox.superpod(N, str(PROGRAMS / "nap.py"), options=("--json", str(out))))
     facts = json.loads(out.read_text())

@@ -6,8 +6,16 @@ docs/bug_reports.md says which public report each belongs to. The tests start re
 
 _SIDE, _MOVES, _AREA = "collectives/ep/side.py", "collectives/ep/moves.py", "collectives/ep/area.py"
 _GROUPS, _WORK, _TORCH = "collectives/groups.py", "collectives/work.py", "collectives/dist/process_group.py"
-_SCHEMES, _REPORTS, _TURNS = "tests/ep/test_schemes.py", "tests/ep/test_reports.py", "tests/ep/test_reports_groups.py"
-_BUFFER, _COLL, _AGREE = "tests/ep/test_buffer.py", "tests/collectives/test_coll_groups.py", "tests/collectives/test_coll_agree.py"
+_SCHEMES, _REPORTS, _TURNS = (
+    "tests/ep/test_schemes.py",
+    "tests/ep/test_reports.py",
+    "tests/ep/test_reports_groups.py",
+)
+_BUFFER, _COLL, _AGREE = (
+    "tests/ep/test_buffer.py",
+    "tests/collectives/test_coll_groups.py",
+    "tests/collectives/test_coll_agree.py",
+)
 _DIST = "tests/dist/test_backend.py"
 
 COLLECTIVE = (

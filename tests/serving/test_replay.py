@@ -196,7 +196,7 @@ def test_a_killed_command_leaves_nothing(trace: str, mini_model: str) -> None:
     """kill -9 of the command: ranks, reference, sockets and shared memory go."""
     with tempfile.TemporaryDirectory(prefix="sp", dir="/tmp") as base:
         arguments = [*BASE, "-n", "2", "--trace", trace, "--model", mini_model, "--check-reference"]
-        environment = command_environment() | {"TMPDIR": base}
+        environment = command_environment() | {"TMPDIR": base, "SUPERPOD_WARM": "0"}
         process = subprocess.Popen(
             [sys.executable, "-m", "launch.cli", "replay", *arguments],
             env=environment,
@@ -218,7 +218,7 @@ def test_a_killed_rank_ends_the_run_with_exit_code_1(mini_model: str) -> None:
     with tempfile.TemporaryDirectory(prefix="sp", dir="/tmp") as base:
         arguments = ["-n", "2", "--model", mini_model, "--no-memory-check", "--requests", "400"]
         program = [sys.executable, "-m", "launch.cli", "replay", *arguments]
-        environment = command_environment() | {"TMPDIR": base}
+        environment = command_environment() | {"TMPDIR": base, "SUPERPOD_WARM": "0"}
         process = subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True)
         runtime = Path(base) / f"superpod-{os.getuid()}"
         # A rank that has opened its job's workload is on its way into the run.

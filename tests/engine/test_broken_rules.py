@@ -2,13 +2,13 @@
 
 import dataclasses
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import programs
 import pytest
 import test_against_oracle
+from builds import broken_library
 
 from emulator.engine import native, twin
 from emulator.engine.twin_core import Core
@@ -109,10 +109,7 @@ def broken_twin(rule):
 
 def broken_core(rule, folder: Path):
     """The C core compiled with one wrong rule, away from the real one."""
-    source = Path(native.__file__).parent
-    target = folder / f"core_{rule}.so"
-    command = ["cc", "-O1", "-shared", "-fPIC", "-pthread", f"-DBREAK_{rule}", "-o", str(target)]
-    subprocess.run([*command, *map(str, source.glob("*.c")), "-lm"], check=True)
+    target = broken_library(rule, folder / f"core_{rule}.so")
     return native, {"lib": native.load(str(target))}
 
 

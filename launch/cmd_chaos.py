@@ -24,7 +24,7 @@ from emulator.faults.names import nearest
 from launch import paths
 from launch.cmd_run import check_pod, check_writable, write_out
 from launch.helper import Helper
-from launch.recovery_options import TIMES_FILE, recovery_times
+from launch.recovery_options import TIMES_FILE, Period, Timeout, Way, recovery_times
 from launch.run import check_start
 from serving.recovery.times import RecoveryTimes
 from serving.replay import Replay
@@ -85,7 +85,7 @@ class Campaign:
         down = self.times_ps["detect"] + self.times_ps["world"]
         if in_place is not None:
             slots = self.replay.placement.slots_per_rank  # the survivors may have to load what one rank held
-            down += in_place.declared_ps(in_place.period_ps) + in_place.recovery_ps(slots)
+            down += in_place.timeout_ps + in_place.period_ps + in_place.recovery_ps(slots)
         restarts = deaths * down
         return round((deaths + 1) * factor * self.calm_ps) + pauses + restarts
 
@@ -101,9 +101,9 @@ def register(app: typer.Typer) -> None:
         faults: Annotated[str | None, typer.Option(help="Kinds to draw, with commas between.")] = None,
         plan: Annotated[Path | None, typer.Option(help="Run this plan instead (TOML or JSON).")] = None,
         requests: Annotated[int, typer.Option(min=9, help="Requests of every run.")] = 24,
-        recovery: Annotated[
-            str, typer.Option(help="After a death: in-place (the others go on) or restart (the whole pod).")
-        ] = "restart",
+        recovery: Way = "restart",
+        heartbeat_period: Period = None,
+        heartbeat_timeout: Timeout = None,
         limit_s: Annotated[float, typer.Option(help="Host seconds after which a round hangs.")] = 60.0,
         json_out: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
         plot: Annotated[Path | None, typer.Option(help="Write the last plan's time-line (SVG) here.")] = None,
@@ -114,7 +114,7 @@ def register(app: typer.Typer) -> None:
         """Serve under fault plans drawn from seeds; check that nothing hangs, leaks or answers wrongly."""
         for option, path in (("--json", json_out), ("--plot", plot)):
             check_writable(option, path)
-        times = recovery_times(recovery)
+        times = recovery_times(recovery, heartbeat_period, heartbeat_timeout)
         check_pod(num_ranks, "cloudmatrix384", {})
         check_start(num_ranks)
         if plan is not None:

@@ -28,7 +28,7 @@ from emulator.errors import SuperpodError, UsageError
 from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
-from launch.recovery_options import recovery_times
+from launch.recovery_options import Period, Timeout, Way, recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
 from serving.job import ReplayJob, read_reference, read_results
@@ -119,9 +119,9 @@ def register(app: typer.Typer) -> None:
         faults: Annotated[
             Path | None, typer.Option(help="Break things as this plan (TOML or JSON) says.")
         ] = None,
-        recovery: Annotated[
-            str, typer.Option(help="With --faults, after a death: in-place (the others go on) or restart.")
-        ] = "restart",
+        recovery: Way = "restart",
+        heartbeat_period: Period = None,
+        heartbeat_timeout: Timeout = None,
         progress: Annotated[
             bool, typer.Option("--progress", help="Show progress even if stderr is no terminal.")
         ] = False,
@@ -139,7 +139,7 @@ def register(app: typer.Typer) -> None:
                 "superpod replay-report"
             )
         plan_of_faults = None
-        in_place = recovery_times(recovery)
+        in_place = recovery_times(recovery, heartbeat_period, heartbeat_timeout)
         if in_place is not None and faults is None:
             raise UsageError("--recovery in-place: ranks die only under a plan; give --faults")
         if faults is not None:

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import serving
 from emulator.errors import UsageError
 from emulator.faults.names import nearest
-from serving.recovery.times import RecoveryTimes, read_times
+from serving.recovery.times import PS_PER_S, RecoveryTimes, read_times
 
 TIMES_FILE = Path(str(serving.__file__)).parent / "recovery.toml"
 WAYS = ("in-place", "restart")
 
 
-def recovery_times(way: str) -> RecoveryTimes | None:
-    """The times of recovery in place; None for a restart. Raises UsageError for another word."""
+Way = Annotated[
+    str,
+    typer.Option(help="After a death under a plan: in-place (the others go on) or restart (the whole pod)."),
+]
+Period = Annotated[
+    float | None, typer.Option(help="With --recovery in-place: virtual seconds between a rank's beats (1).")
+]
+Timeout = Annotated[
+    float | None, typer.Option(help="... and after which a rank that is not heard of is declared dead (3).")
+]
+
+
+def recovery_times(
+    way: str, period_s: float | None = None, timeout_s: float | None = None
+) -> RecoveryTimes | None:
+    """The times of recovery in place; None for a restart.
+
+    Raises:
+        UsageError: another word; a time-out below two periods; beats without recovery in place.
+    """
     if way not in WAYS:
         raise UsageError(f"--recovery {way!r} is not known; nearest: {nearest(way, WAYS)}")
-    return read_times(TIMES_FILE) if way == "in-place" else None
+    given = {"period_ps": period_s, "timeout_ps": timeout_s}
+    changes = {name: round(value * PS_PER_S) for name, value in given.items() if value is not None}
+    if way == "in-place":
+        return read_times(TIMES_FILE, **changes)
+    if changes:
+        raise UsageError("--heartbeat-period, --heartbeat-timeout: only with --recovery in-place")
+    return None

@@ -12,7 +12,7 @@ from serving.ahead import CommonParts, common_parts, job_requests
 from serving.charges import Charges
 from serving.decode.forward import DecodeForward, skew_router
 from serving.decode.jitter import Jitter
-from serving.engine import RankRecord, ServingEngine
+from serving.engine import Clock, RankRecord, ServingEngine, StatusBoard
 from serving.fixed import deciders
 from serving.forward import Forward
 from serving.job import Progress, ReplayJob, append_ending, append_result
@@ -20,6 +20,7 @@ from serving.link import PodLink, PodStatus
 from serving.model.kv_cache import PagedKV
 from serving.model.sampling import sample
 from serving.placement import Placement
+from serving.recovery.beats import BeatingClock, BeatingStatus, Beats
 from serving.recovery.in_place import Recovery
 from serving.recovery.placement import widened
 from serving.recovery.stream import TokenStream
@@ -123,10 +124,15 @@ def build(
         skew_router(model, float(priced.entries.value("decode.router_skew")), job.seed)
         forward = DecodeForward(*parts, job.decode, jitter, record.decode)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank)
-    status = PodStatus(device, record)
+    pod_status = PodStatus(device, record)
+    clock: Clock = device
+    status: StatusBoard = pod_status
+    if job.recovery is not None:
+        beats = Beats(device, job.recovery)
+        status, clock = BeatingStatus(pod_status, beats), BeatingClock(device, beats, job.recovery.period_ps)
     engine = ServingEngine(
         rank=device.rank,
-        clock=device,
+        clock=clock,
         status=status,
         forward=forward,
         scheduler=scheduler,
@@ -143,10 +149,11 @@ def build(
         opened = (e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
         model.open_experts(opened)
         forward.regroup(placement, Charges(priced, len(living), shared_local=not placement.shared_placed))
-        status.regroup(living)
+        pod_status.regroup(living)
         link.regroup(living)
+        beats.regroup(living)
 
     stream = TokenStream(directory, specs)
     parts_of = (device, engine, dispatcher, placement, stream, job.recovery, record)
-    recovery = Recovery(*parts_of, regroup, meet=lambda: status.exchange(0))
+    recovery = Recovery(*parts_of, regroup, meet=status.exchange, beats=beats)
     return engine, record, kv, recovery.run

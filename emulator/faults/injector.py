@@ -56,6 +56,9 @@ class Faults(Protocol):
     def undone(self, index: int, ps: int) -> None:
         """Note that it is over."""
 
+    def end(self, silent_ps: int) -> None:
+        """End this rank, of which the others have heard nothing since `silent_ps`."""
+
 
 class NoFaults:
     """No plan: everything is a no-op."""
@@ -75,6 +78,9 @@ class NoFaults:
 
     def undone(self, index: int, ps: int) -> None:
         """Nothing can be."""
+
+    def end(self, silent_ps: int) -> None:
+        """Nobody is silent."""
 
 
 class Injector:
@@ -198,9 +204,10 @@ class Injector:
 
     def _kill(self, _: Fault) -> None:
         """End this process for good; what it has posted goes on."""
-        self._end(self._engine.now_ps)
+        self.end(self._engine.now_ps)
 
-    def _end(self, silent_ps: int) -> None:
+    def end(self, silent_ps: int) -> None:
+        """See `Faults.end`."""
         self._engine.flush()
         self._silent[self._rank] = max(1, silent_ps)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -220,7 +227,7 @@ class Injector:
         if end > now:
             self._enter["compute"](end - now, 0, True)
         if fenced:
-            self._end(now)
+            self.end(now)
         return lambda: None
 
     def _slow(self, fault: Fault) -> Undo:

@@ -16,11 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from emulator import Device
 from emulator.errors import MembershipChanged
 from serving.dispatch import Dispatcher
 from serving.engine import RankRecord, ServingEngine
 from serving.placement import Placement
+from serving.recovery.beats import Beats, watcher
 from serving.recovery.placement import without
 from serving.recovery.stream import TokenStream
 from serving.recovery.times import RecoveryTimes
@@ -36,7 +40,8 @@ class Recovery:
 
     Attributes:
         regroup: called at each change with the living ranks and the new placement.
-        meet: an exchange among the living.
+        meet: the exchange of a word among the living, int64 [n], 0 of the dead.
+        beats: mine, and my watch over others.
         dead: ranks that are gone.
     """
 
@@ -48,16 +53,18 @@ class Recovery:
     times: RecoveryTimes
     record: RankRecord
     regroup: Regroup
-    meet: Callable[[], object]
+    meet: Callable[[int], NDArray[np.int64]]
+    beats: Beats
     dead: list[int] = field(default_factory=list)
     _loading: dict[int, list[int]] = field(default_factory=dict)
-    _ready_ps: int = 0
+    _undeclared: dict[int, int] = field(default_factory=dict)
+    """New dead ranks, and who watched them."""
 
     def run(self) -> None:
         """Serve until no rank has work and no request is to come, whoever dies."""
         self.engine.open_request = self._open
         self.engine.emitted = self._emitted
-        self.device.faults.fence = self.times.declared_ps
+        self.device.faults.fence = self.beats.fence_ps
         self.device.engine.subscribe()
         while not self._undisturbed(self.engine.run):
             while not self._undisturbed(self._set_up):
@@ -77,8 +84,10 @@ class Recovery:
         found_ps = self.device.now_ps
         self.record.time.add("waiting", found_ps - self.record.time.total_ps)
         new = [rank for rank in change.ranks if rank not in self.dead]
+        per_node = self.device.topology.dies_per_node
+        self._undeclared |= {rank: watcher(rank, self._living(), per_node) for rank in new}
         self.dead = sorted({*self.dead, *new})
-        living = [rank for rank in range(self.device.num_ranks) if rank not in self.dead]
+        living = self._living()
         self.engine.roll_back()
         relocation = without(self.placement, new, living)
         self.placement = relocation.placement
@@ -89,32 +98,46 @@ class Recovery:
         for rank, experts in relocation.loads.items():
             self._loading.setdefault(rank, []).extend(experts)
         silent = [int(self.device.board.silent_ps[rank]) or found_ps for rank in new]
-        declared_ps = max(found_ps, *(self.times.declared_ps(ps) for ps in silent))
-        most = max((len(experts) for experts in self._loading.values()), default=0)
-        self._ready_ps = declared_ps + self.times.recovery_ps(most)
         self.record.recoveries.append(
             {
                 "change": change.fields["epoch"],
                 "dead": new,
                 "silent_ps": silent,
                 "found_ps": found_ps,
-                "declared_ps": declared_ps,
+                "declared_ps": 0,
                 "resumed_ps": 0,
                 "experts_loaded": {str(rank): experts for rank, experts in relocation.loads.items()},
                 "recomputed": [spec.request_id for spec in again],
             }
         )
 
+    def _living(self) -> list[int]:
+        return [rank for rank in range(self.device.num_ranks) if rank not in self.dead]
+
     def _set_up(self) -> None:
-        """Let the time of a recovery pass; the living meet once a period."""
+        """Agree when the deaths are declared, then let the time of a recovery pass; the living meet once a
+        period."""
         found_ps = self.record.recoveries[-1]["found_ps"]
-        for at_ps in (*range(found_ps, self._ready_ps, self.times.period_ps), self._ready_ps):
+        declared_ps = max(found_ps, int(self.meet(self._declared_ps(found_ps)).max()))
+        for entry in self.record.recoveries:
+            entry["declared_ps"] = entry["declared_ps"] or declared_ps
+        self._undeclared.clear()
+        most = max((len(experts) for experts in self._loading.values()), default=0)
+        ready_ps = declared_ps + self.times.recovery_ps(most)
+        for at_ps in (*range(found_ps + self.times.period_ps, ready_ps, self.times.period_ps), ready_ps):
             self.device.sleep_ps(max(0, at_ps - self.device.now_ps))
-            self.meet()
+            self.meet(0)
         self.record.time.add("recovery", self.device.now_ps - self.record.time.total_ps)
         self._loading.clear()
         for entry in self.record.recoveries:
-            entry["resumed_ps"] = entry["resumed_ps"] or self._ready_ps
+            entry["resumed_ps"] = entry["resumed_ps"] or ready_ps
+
+    def _declared_ps(self, found_ps: int) -> int:
+        """When the new dead are declared, as far as I watched them: the time-out after the last beat; for
+        those whose watcher is gone too, after the change."""
+        mine = [self.beats.heard_ps(rank) for rank, by in self._undeclared.items() if by == self.device.rank]
+        orphans = [found_ps for by in self._undeclared.values() if by in self.dead]
+        return max((ps + self.times.timeout_ps for ps in (*mine, *orphans)), default=0)
 
     def _open(self, spec: RequestSpec) -> Request:
         """A request handed to me, with what another rank has emitted of it."""

@@ -1,8 +1,4 @@
-"""What detection and recovery take in virtual time. Pure.
-
-Each rank beats once a period while it acts; who has not been heard of for the time-out is declared dead.
-Beats go from host to host beside the fabric, so they cost it nothing.
-"""
+"""What detection and recovery take in virtual time. Pure."""
 
 from __future__ import annotations
 
@@ -32,15 +28,11 @@ class RecoveryTimes:
     expert_ps: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.period_ps <= self.timeout_ps:
+        if not 0 < 2 * self.period_ps <= self.timeout_ps:
             raise UsageError(
-                f"heartbeats: the time-out of {self.timeout_ps / PS_PER_S} s must be at least the period of "
-                f"{self.period_ps / PS_PER_S} s, and both above 0"
+                f"heartbeats: the time-out of {self.timeout_ps / PS_PER_S:g} s must be at least two periods "
+                f"of {self.period_ps / PS_PER_S:g} s, and both above 0"
             )
-
-    def declared_ps(self, silent_ps: int) -> int:
-        """When a rank that is silent from `silent_ps` on is declared dead; its last beat came before."""
-        return silent_ps // self.period_ps * self.period_ps + self.timeout_ps
 
     def recovery_ps(self, most_loaded: int) -> int:
         """From the declaration to serving again, where a rank loads at most so many experts."""

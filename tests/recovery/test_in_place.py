@@ -13,6 +13,7 @@ from serving.dispatch import Dispatcher
 from serving.model import preset_config
 from serving.model.kv_cache import PagedKV
 from serving.placement import EMPTY, PlacementOptions, place_experts
+from serving.recovery.beats import watcher
 from serving.recovery.placement import widened, without
 from serving.recovery.stream import TokenStream
 from serving.recovery.times import read_times
@@ -127,11 +128,19 @@ def test_what_was_emitted_outlives_the_rank(tmp_path: Path) -> None:
     assert (ending["rank"], ending["logits_sha256"]) == (3, "9" * 64)
 
 
-def test_a_death_is_declared_a_time_out_after_the_last_beat() -> None:
+def test_each_is_watched_by_its_shell_shells_by_the_control_the_control_by_another() -> None:
+    """Found by it: a node that watches itself, so that nobody misses all of it; the dead as watchers."""
+    assert [watcher(r, range(6), 3) for r in range(6)] == [1, 0, 0, 0, 3, 3]
+    assert [watcher(r, [1, 2, 4, 5], 3) for r in (1, 2, 4, 5)] == [2, 1, 1, 4]
+    assert watcher(3, [3], 3) == 3
+
+
+def test_times_and_ways_that_cannot_be_are_refused() -> None:
     times = read_times(TIMES_FILE, period_ps=10, timeout_ps=30)
-    assert [times.declared_ps(ps) for ps in (0, 9, 10, 25)] == [30, 30, 40, 50]
     assert times.recovery_ps(2) == times.in_place_ps + 2 * times.expert_ps
-    with pytest.raises(UsageError, match="time-out of 1e-12 s must be at least the period of 1e-11 s"):
-        read_times(TIMES_FILE, period_ps=10, timeout_ps=1)
+    with pytest.raises(UsageError, match="time-out of 1.9e-11 s must be at least two periods of 1e-11 s"):
+        read_times(TIMES_FILE, period_ps=10, timeout_ps=19)
+    with pytest.raises(UsageError, match="time-out of 0.3 s must be at least two periods of 1 s"):
+        recovery_times("in-place", None, 0.3)
     with pytest.raises(UsageError, match="--recovery 'inplace' is not known; nearest: in-place"):
         recovery_times("inplace")

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from emulator.errors import UsageError
 from emulator.faults import KINDS, FaultPlan
-from emulator.faults.generate import INJECTED, generate
+from emulator.faults.generate import BEATEN, INJECTED, SERVED, generate
 from emulator.faults.names import nearest
 from launch import paths
 from launch.cmd_run import check_pod, check_writable, write_out
@@ -32,7 +32,7 @@ from serving.replay import Replay
 _FAILED = 1
 _MARGIN = 1.1
 """What a run under faults may take over the sum of its parts: steps form anew after a pause."""
-_DEFAULT_KINDS = ("kill", "kill_in_lock", "freeze", "slow", "gc_pause")
+_DEFAULT_KINDS = ("kill", "kill_in_lock", "freeze", "slow", "gc_pause", "page_fault")
 
 
 @dataclass
@@ -120,7 +120,7 @@ def register(app: typer.Typer) -> None:
         if plan is not None:
             plans = [FaultPlan.load(plan)]
         else:
-            kinds = parse_kinds(faults)
+            kinds = parse_kinds(faults, in_place=times is not None)
             plans = [
                 generate(seed, num_ranks, kinds, requests) for seed in range(first_seed, first_seed + seeds)
             ]
@@ -134,8 +134,9 @@ def register(app: typer.Typer) -> None:
         return _tell(campaign, smallest, picture, json_out, plot)
 
 
-def parse_kinds(words: str | None) -> tuple[str, ...]:
+def parse_kinds(words: str | None, in_place: bool = False) -> tuple[str, ...]:
     """Turn `kill,freeze` into kinds. Raises UsageError for an unknown kind or one no layer carries out."""
+    carried = (*INJECTED, *SERVED, *(BEATEN if in_place else ()))
     if words is None:
         return _DEFAULT_KINDS
     kinds = tuple(word.strip() for word in words.split(",") if word.strip())
@@ -144,10 +145,10 @@ def parse_kinds(words: str | None) -> tuple[str, ...]:
             raise UsageError(
                 f"--faults {words}: no fault is called {kind!r}; nearest: {nearest(kind, KINDS)}"
             )
-        if kind not in INJECTED:
+        if kind not in carried:
             raise UsageError(
                 f"--faults {words}: colocated serving has no layer that carries out {kind}; "
-                f"choose among {', '.join(INJECTED)}"
+                f"choose among {', '.join(carried)}"
             )
     if not kinds:
         raise UsageError("--faults: name at least one kind")

@@ -79,6 +79,8 @@ class RankRecord:
     """(step, request, tokens, priced tokens) of every segment computed here."""
     decode: list[dict[str, Any]] = field(default_factory=list)
     """Measured decode steps (`serving.decode.forward.StepTimes`), where the job asks for them."""
+    page_faults: list[dict[str, Any]] = field(default_factory=list)
+    """Pages of KV lost here (`serving.recovery.pages`)."""
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     """Deaths this rank has gone on after (`serving.recovery.in_place`)."""
 
@@ -93,6 +95,7 @@ class RankRecord:
             "requests": [self.ending(rank, request) for request in self.requests],
             "schedule": self.schedule,
             **({"decode": self.decode} if self.decode else {}),
+            **({"page_faults": self.page_faults} if self.page_faults else {}),
             **({"recoveries": self.recoveries} if self.recoveries else {}),
         }
 
@@ -117,6 +120,7 @@ class ServingEngine:
         faults: who is told the states requests go through.
         ended: called with each request that has ended here.
         emitted: called with each request that has given a token, and the hash of its logits so far.
+        lost: requests whose KV has been lost since it was asked last.
         open_request: makes the request that is handed to this rank.
 
     Args:
@@ -144,6 +148,7 @@ class ServingEngine:
         self.ended: Callable[[Request], None] | None = None
         self.emitted: Callable[[Request, str], None] | None = None
         self.open_request: Callable[[RequestSpec], Request] = Request
+        self.lost: Callable[[], Sequence[int]] = tuple
         self._in_flight: Sequence[Segment] = ()
 
     def run(self) -> None:
@@ -185,23 +190,35 @@ class ServingEngine:
                     self._num_ended += 1
 
     def _step(self) -> None:
+        self._start_over()
         segments = self._scheduler.schedule()
         self._record.steps += 1
+        if self.faults.active:
+            self._announce(segments)
+            segments = _others(segments, self._start_over())
         if not segments:
             self._forward.idle()
             return
-        if self.faults.active:
-            self._announce(segments)
         self._in_flight = segments
         logits = self._forward.step(segments)
         self._in_flight = ()
         self._note(segments)
-        self._scheduler.complete(segments)
-        sampled = [(segment.request, at) for segment in segments for at in segment.answers]
-        for (request, position), row in zip(sampled, logits, strict=True):
-            self._append(request, position, row)
+        lost = self._start_over()
+        self._scheduler.complete(_others(segments, lost))
+        answers = [(segment.request, at) for segment in segments for at in segment.answers]
+        for (request, position), row in zip(answers, logits, strict=True):
+            if request.spec.request_id not in lost:
+                self._append(request, position, row)
         for request in self._scheduler.retire():
             self._finish(request)
+
+    def _start_over(self) -> set[int]:
+        """Requests whose KV is lost begin anew, from what is known of them; their numbers."""
+        again = {request_id for request_id in self.lost() if self._scheduler.start_over(request_id)}
+        for request_id in again:
+            self._forward.release(request_id)
+            self._record.logits.pop(request_id, None)
+        return again
 
     def _announce(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -252,3 +269,8 @@ class ServingEngine:
             self._record.schedule.append((step, request_id, segment.count, segment.priced_count))
         self._record.work.functional_tokens += sum(segment.count for segment in segments)
         self._record.work.priced_tokens += sum(segment.priced_count for segment in segments)
+
+
+def _others(segments: Sequence[Segment], lost: set[int]) -> list[Segment]:
+    """The segments of all requests but these."""
+    return [segment for segment in segments if segment.request.spec.request_id not in lost]

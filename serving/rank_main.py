@@ -22,6 +22,7 @@ from serving.model.sampling import sample
 from serving.placement import Placement
 from serving.recovery.beats import BeatingClock, BeatingStatus, Beats
 from serving.recovery.in_place import Recovery
+from serving.recovery.pages import PageFaults
 from serving.recovery.placement import widened
 from serving.recovery.stream import TokenStream
 from serving.request import RequestSpec
@@ -142,6 +143,9 @@ def build(
         progress=_Housekeeping(progress, device.rank),
     )
     engine.faults = forward.faults = device.faults
+    page_faults = PageFaults(kv, device, record.page_faults)
+    engine.lost = page_faults.take
+    device.faults.on("page_fault", page_faults.strike)
     if job.recovery is None:
         return engine, record, kv, engine.run
 

@@ -155,6 +155,22 @@ class Scheduler:
             self.running = [request for request in self.running if not request.is_done]
         return ended
 
+    def start_over(self, request_id: int) -> bool:
+        """A running request whose KV is lost waits again, before all others, to be computed from its prompt
+        and its outputs; False if none of that number runs."""
+        found = [r for r in self.running if r.spec.request_id == request_id and not r.is_done]
+        if not found:
+            return False
+        request = found[0]
+        self.running = [r for r in self.running if r is not request]
+        self.kv_blocks_used -= self.limits.blocks(request.spec)
+        self.priced_kv_used -= request.spec.priced_total
+        self.outstanding -= request.outstanding
+        request.num_computed, request.replayed = 0, len(request.outputs)
+        self.outstanding += request.outstanding
+        self.waiting.appendleft(request)
+        return True
+
     def abandon(self, reason: str) -> list[Request]:
         """Fail every request that has not ended; return those that hold KV."""
         for request in self.waiting:

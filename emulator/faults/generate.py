@@ -10,6 +10,10 @@ from emulator.faults.plan import AtRequest, Fault, FaultPlan, draw
 
 INJECTED = tuple(name for name, row in KINDS.items() if row.owner == "injector")
 """Kinds that need no layer above the injector."""
+SERVED = ("page_fault",)
+"""Kinds that serving carries out."""
+BEATEN = ("stale_heartbeat",)
+"""Kinds that heartbeats carry out: with recovery in place."""
 _MS = 1_000_000_000
 
 

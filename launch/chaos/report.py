@@ -49,6 +49,9 @@ def record(
     )
     last = max((e.times_ps[-1] for e in served.endings if e.times_ps), default=0)
     restarts = [_restart(served, number) for number in range(1, len(served.lives))]
+    page_faults = [
+        e for life in served.lives for result in life.results for e in result.get("page_faults", [])
+    ]
     recoveries = [_recovery(life.round.start_ps, entry) for life in served.lives for entry in life.recoveries]
     return {
         "seed": served.plan.seed,
@@ -58,9 +61,10 @@ def record(
         "exact": exact,
         "failed": sum(e.error is not None for e in served.endings),
         "recomputed": sum(len(life.round.requests) for life in served.lives[1:])
-        + sum(len(entry["recomputed"]) for entry in recoveries),
+        + sum(len(entry["recomputed"]) for entry in (*recoveries, *page_faults)),
         "restarts": restarts,
         "recoveries": recoveries,
+        "page_faults": page_faults,
         "last_token_ps": last,
         "goodput_lost": max(0.0, 1 - calm_ps / last) if last else 1.0,
         "trace_sha256": [(life.machine or {}).get("trace_sha256") for life in served.lives],

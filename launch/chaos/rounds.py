@@ -142,6 +142,7 @@ def run_ranks(
     program = [*paths.stub_command(), "-m", "serving", str(directory)]
     command = mpirun.command(num_ranks, program, keep_going=True, export=["SUPERPOD_CONFIG"])
     environment = os.environ | {"SUPERPOD_CONFIG": json.dumps(dict(config))}
+    before = frozenset(_jobs("*"))
     with open(directory / "stderr.txt", "w+b") as said:
         started = subprocess.Popen(
             command,
@@ -159,14 +160,19 @@ def run_ranks(
             code = None
         said.seek(0)
         text = said.read().decode(errors="replace")
-    return code, text, leftovers(started.pid)
+    return code, text, leftovers(started.pid, before)
 
 
-def leftovers(mpirun_pid: int) -> list[str]:
-    """Names in /dev/shm that belong to a job whose mpirun has ended."""
+def _jobs(mpirun_pid: int | str) -> list[str]:
+    return [path.name for path in paths.SHM.glob(f"superpod-*-{mpirun_pid}@*")]
+
+
+def leftovers(mpirun_pid: int, before: frozenset[str] = frozenset()) -> list[str]:
+    """Names in /dev/shm that belong to a job whose mpirun has ended; without those there `before`, of a
+    process that had the same number."""
     deadline = time.monotonic() + 2.0
     while True:
-        left = [p.name for p in paths.SHM.glob(f"superpod-*-{mpirun_pid}@*")]
+        left = [name for name in _jobs(mpirun_pid) if name not in before]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)  # the server learns of the end a moment later

@@ -21,6 +21,7 @@ from serving.model.config import ModelConfig
 __all__ = ["PagedKV", "Segment", "row_width"]
 
 _PADDING_PAGE = 0
+_GARBAGE = 7.0
 
 
 def row_width(config: ModelConfig) -> int:
@@ -69,6 +70,7 @@ class PagedKV:
         self.pages_allocated = 0
         self.pages_freed = 0
         self._free = list(range(num_pages, 0, -1))
+        self._spoiled: set[int] = set()
         self._tables: dict[Hashable, list[int]] = {}
         self._lengths: dict[Hashable, int] = {}
 
@@ -131,10 +133,25 @@ class PagedKV:
         """
         if sequence not in self._tables:
             raise UsageError(f"KV cache: sequence {sequence!r} is not in the cache")
-        table = self._tables.pop(sequence)
         del self._lengths[sequence]
-        self._free.extend(reversed(table))
-        self.pages_freed += len(table)
+        self._give_back(self._tables.pop(sequence))
+
+    def _give_back(self, pages: list[int]) -> None:
+        for page in self._spoiled.intersection(pages):
+            self.pages[:, page, :, :-1] = 0.0
+        self._spoiled.difference_update(pages)
+        self._free.extend(reversed(pages))
+        self.pages_freed += len(pages)
+
+    def held(self) -> dict[int, Hashable]:
+        """The pages that sequences hold, and which."""
+        return {page: sequence for sequence, table in self._tables.items() for page in table}
+
+    def spoil(self, pages: Sequence[int]) -> None:
+        """Lose what these held pages contain; they are clean once they are given back."""
+        for page in pages:
+            self.pages[:, page, :, :-1] = _GARBAGE
+        self._spoiled.update(pages)
 
     def truncate(self, sequence: Hashable, length: int) -> None:
         """Forget the tokens of `sequence` from position `length` on; at 0 it is as if it had never come.
@@ -152,8 +169,7 @@ class PagedKV:
             self.free(sequence)
             return
         table, kept = self._tables[sequence], -(-length // self.page_size)
-        self._free.extend(reversed(table[kept:]))
-        self.pages_freed += len(table) - kept
+        self._give_back(table[kept:])
         del table[kept:]
         self._lengths[sequence] = length
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from emulator.errors import UsageError
+from emulator.faults import Fault
 from launch.recovery_options import TIMES_FILE, recovery_times
 from serving.dispatch import Dispatcher
 from serving.model import preset_config
 from serving.model.kv_cache import PagedKV
 from serving.placement import EMPTY, PlacementOptions, place_experts
 from serving.recovery.beats import watcher
+from serving.recovery.pages import PageFaults
 from serving.recovery.placement import widened, without
 from serving.recovery.stream import TokenStream
 from serving.recovery.times import read_times
@@ -21,6 +23,13 @@ from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler, SchedulerLimits
 
 _LIMITS = SchedulerLimits(64, 8, 1000, 100_000, 1000, 16, 1 << 40)
+
+
+class _Clock:
+    now_ps = 5
+
+    def sleep_ps(self, ps: int) -> None:
+        self.now_ps += ps
 
 
 def _spec(request: int, prompt: int = 4, output: int = 3, scale: int = 1) -> RequestSpec:
@@ -111,6 +120,31 @@ def test_a_step_taken_back_leaves_the_cache_as_it_was() -> None:
     kv.free("a")
     kv.check_integrity()
     assert kv.pages_allocated == kv.pages_freed
+
+
+def test_lost_pages_are_wrong_until_given_back_and_their_requests_begin_anew() -> None:
+    """Found by it: a page given away with what was lost in it; a request that goes on with its old length."""
+    kv, faults = PagedKV(preset_config("tiny"), 4, 4), []
+    for sequence in (0, 1):
+        kv.append(sequence, 6)
+    lost = PageFaults(kv, _Clock(), faults)
+    lost.strike(Fault(kind="page_fault", rank=0, at_ps=5, blocks=3))
+    (told,) = faults
+    assert told["at_ps"] == 5 and len(told["pages"]) == 3 and told["recomputed"] == [0, 1]
+    assert bool((kv.pages[:, told["pages"], :, :-1] != 0).all())
+    assert list(lost.take()) == [0, 1] and list(lost.take()) == []
+    for sequence in (0, 1):
+        kv.free(sequence)
+    kv.check_integrity()
+    assert not bool(kv.pages[:, :, :, :-1].any())
+    scheduler, request = Scheduler(_LIMITS), Request(_spec(0, output=9))
+    scheduler.add(request)
+    for _ in range(3):
+        scheduler.complete(scheduler.schedule())
+        request.append_output(1, 1)
+    assert scheduler.start_over(0) and not scheduler.start_over(0)
+    assert (request.num_computed, request.replayed, scheduler.running) == (0, 3, [])
+    assert scheduler.outstanding == request.spec.priced_total and scheduler.kv_blocks_used == 0
 
 
 def test_what_was_emitted_outlives_the_rank(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ def _kill(state: str, request: int = 9, count: int = 1, kind: str = "kill") -> d
     return {"kind": kind, "at_request": {"request": request, "state": state, "count": count}}
 
 
+def _pages(state: str, count: int) -> dict[str, Any]:
+    return {**_kill(state, 9, count, "page_fault"), "blocks": 3}
+
+
 SCENARIOS: dict[str, tuple[list[dict[str, Any]], list[list[int]] | int]] = {
     "before its first token": ([_kill("prefill")], 1),
     "inside dispatch": ([_kill("dispatch", count=3)], 1),
@@ -35,6 +39,10 @@ SCENARIOS: dict[str, tuple[list[dict[str, Any]], list[list[int]] | int]] = {
     "while the death is not declared": ([_kill("decode"), {"kind": "kill", "rank": 0, "at_ps": 2 * _S}], 2),
     "who took a request over dies too": ([_kill("decode", count=2), _kill("queued", 9, 1)], 2),
     "all but one": ([{"kind": "kill", "rank": r, "at_ps": (5 + r) * _MS} for r in (0, 1, 3, 4)], 4),
+    "pages lost while it decodes": ([_pages("decode", 2)], 0),
+    "pages lost inside combine": ([_pages("combine", 2)], 0),
+    "pages lost between sampling and its end": ([_pages("sampling", 3), _pages("dispatch", 1)], 0),
+    "pages lost, then the rank": ([_pages("decode", 1), _kill("decode", count=2)], 1),
     "silent for less than the time-out": (
         [{"kind": "freeze", "rank": 2, "at_ps": 10 * _MS, "duration_ps": 2 * _S}],
         0,
@@ -95,5 +103,8 @@ def test_whoever_dies_wherever_every_answer_is_the_references() -> None:
     assert 8 * _MS < stale["detect_ps"] < 40 * _MS and stale["recover_ps"] > 12 * _S
     same = entries["two, one after the other"]
     assert again["trace_sha256"] == same["trace_sha256"] and again["recoveries"] == same["recoveries"]
+    struck = [entry["page_faults"] for name, entry in entries.items() if name.startswith("pages lost w")]
+    assert struck and all(pages and pages[0]["pages"] for pages in struck), struck
+    assert all(0 < entries[name]["recomputed"] <= 6 for name in SCENARIOS if name.startswith("pages lost b"))
     (fenced,) = entries["silent for longer"]["recoveries"]
     assert 3 * _S <= fenced["declared_ps"] < 3.1 * _S and 10 * _MS <= fenced["silent_ps"][0] < 100 * _MS

@@ -28,8 +28,8 @@ from typing import Any
 CHOSEN = {  # what a rank program times, and how often; the first time is left out
     "operations": (("put", "get", "small get", "dispatch", "all-reduce"), 12),
     "linear": (("small get",), 12),
-    "latency": (("get", "small get"), 5),
-    "bandwidth": (("middle get", "small get"), 5),
+    "latency": (("get", "small get"), 8),
+    "bandwidth": (("middle get", "small get"), 8),
     "sweep": (("put", "small get"), 12),
     "large": (("dispatch",), 4),
 }
@@ -141,7 +141,7 @@ def linear(a: argparse.Namespace, out: Path) -> dict[str, Any]:
 
 def apart(a: argparse.Namespace, out: Path) -> dict[str, Any]:
     """What the first byte takes and what the bytes add, under latencies 1:1,000 and bandwidths 1:1,000."""
-    found, dilation = {}, suggested(a.ranks, out)
+    found, dilation = {}, 3 * suggested(a.ranks, out)  # the least of the delays is kept as well
     for part, bulk, key, values in (
         ("latency", "get", "ub.latency_intra_us", (0.5, 5, 50, 500)),
         ("bandwidth", "middle get", "ub.read_intra_gb_per_s", (100, 10, 1, 0.1)),

@@ -142,10 +142,10 @@ def read_config(
     Raises:
         UsageError: not a JSON object, unknown key, value of the wrong type or out of range.
     """
-    text = (os.environ if environ is None else environ).get(ENVIRONMENT_KEY, "")
-    merged = {**_parse(text), **(overrides or {})}
-    merged = {**environment_clock(os.environ if environ is None else environ), **merged}
-    plan = (os.environ if environ is None else environ).get(FAULTS_KEY)
+    environ = os.environ if environ is None else environ
+    text = environ.get(ENVIRONMENT_KEY, "")
+    merged = {**_parse(text), **environment_clock(environ), **(overrides or {})}
+    plan = environ.get(FAULTS_KEY)
     if plan and merged.get("faults") is None:
         merged["faults"] = plan
     return RunConfig(**{key: _typed(key, value) for key, value in merged.items()})

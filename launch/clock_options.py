@@ -3,15 +3,20 @@ variables that `emulator.config` reads, so an mpirun script is told the same way
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from emulator.config import CLOCK_KEYS, CLOCKS, COMPUTES, number_of
+from emulator.config import CLOCK_KEYS, CLOCKS, COMPUTES, environment_config, number_of
 from emulator.errors import UsageError
 
 _COMMANDS = ("run", "replay", "bench", "compare", "calibrate", "decode", "eplb", "chaos")
+_NO_WALL = {
+    "calibrate": "its figures are virtual times of pods of up to 448 ranks, beside published ones",
+    "eplb": "it starts no ranks",
+}
+_GIVEN = "superpod.clock"
 _CHOICES = {"clock": CLOCKS, "compute": COMPUTES}
 _HELP = {
     "clock": "virtual, or wall: delays are really slept.",
@@ -23,17 +28,43 @@ _HELP = {
 }
 
 
-def checked(key: str, value: str) -> str:
-    """A value of an option. Raises UsageError: not one of the choices, no number, or not positive."""
-    option = "--" + key.replace("_", "-")
+def checked(key: str, value: str, name: str = "") -> str:
+    """A value of an option, or of the variable `name`. Raises UsageError: not one of the choices, no number,
+    or not positive."""
+    said = f"{name}={value}" if name else f"--{key.replace('_', '-')} {value}"
     if key in _CHOICES:
         if value not in _CHOICES[key]:
-            raise UsageError(f"{option} {value}: choose one of {', '.join(_CHOICES[key])}")
+            raise UsageError(f"{said}: choose one of {', '.join(_CHOICES[key])}")
         return value
-    number, least = number_of(option, value), 1e-6 if key in ("dilation", "compute_factor") else 0.0
-    if not least <= number <= 1e9:
-        raise UsageError(f"{option} {value}: must be a number from {least:g} to 1e9")
+    least = 1e-6 if key in ("dilation", "compute_factor") else 0.0
+    if not least <= number_of(said, value) <= 1e9:
+        raise UsageError(f"{said}: must be a number from {least:g} to 1e9")
     return value
+
+
+def check_use(command: str, environ: Mapping[str, str], given: Collection[str]) -> None:
+    """Refuse a clock that a command cannot have, values that are none, and options that would do nothing.
+
+    Args:
+        command: its name, "bench coll" for one in a group.
+        environ: the environment, with what the options have put there.
+        given: keys of the options on the command line.
+
+    Raises:
+        UsageError: see above.
+    """
+    for key, name in CLOCK_KEYS.items():
+        if environ.get(name):
+            checked(key, environ[name], "" if key in given else name)
+    first = command.split(" ", 1)[0]
+    clock = environ.get(CLOCK_KEYS["clock"]) or environment_config(environ).get("clock", "virtual")
+    if clock == "wall":
+        if first in _NO_WALL and (given or first != "eplb"):
+            raise UsageError(f"superpod {command} has no wall clock: {_NO_WALL[first]}")
+        return
+    for key in given:
+        if key != "clock":
+            raise UsageError(f"--{key.replace('_', '-')} is of the wall clock: give --clock wall as well")
 
 
 @contextlib.contextmanager
@@ -53,6 +84,7 @@ def _keep(key: str) -> Any:
     def callback(context: Any, parameter: Any, value: str | None) -> None:
         if value is not None:
             os.environ[CLOCK_KEYS[key]] = checked(key, value)
+            context.meta.setdefault(_GIVEN, set()).add(key)
 
     return callback
 
@@ -61,7 +93,7 @@ def add_clock_options(command: Any) -> None:
     """Give the clock's options to the commands that start ranks, those inside groups included."""
     for name, sub in getattr(command, "commands", {}).items():
         if name in _COMMANDS:
-            _add(sub)
+            _add(sub, name)
 
 
 def _options() -> dict[str, Any]:
@@ -86,10 +118,17 @@ def _options() -> dict[str, Any]:
     return found
 
 
-def _add(command: Any) -> None:
+def _add(command: Any, name: str) -> None:
     if hasattr(command, "commands"):
-        for sub in command.commands.values():
-            _add(sub)
+        for inner, sub in command.commands.items():
+            _add(sub, f"{name} {inner}")
         return
     taken = {word for parameter in command.params for word in parameter.opts}
     command.params.extend(o for o in _options().values() if not taken.intersection(o.opts))
+    invoke = command.invoke
+
+    def guarded(context: Any) -> Any:
+        check_use(name, os.environ, context.meta.get(_GIVEN, set()))
+        return invoke(context)
+
+    command.invoke = guarded

@@ -139,7 +139,8 @@ def _run(
         raise SuperpodError(f"the ranks ended with exit code {ended.exit_code}")
     report = json.loads((directory / "machine.json").read_text())
     result = result_of(plan, read_results(directory))
-    return result | {"trace_sha256": report["trace_sha256"], "host": _host(ended, report)}
+    kept = {key: report[key] for key in ("trace_sha256", "virtual_duration_s", "wall") if key in report}
+    return result | kept | {"host": _host(ended, report)}
 
 
 def _tell(result: dict[str, Any], json_out: Path | None, show_inputs: bool) -> int:

@@ -29,10 +29,10 @@ from collectives.bench.shapes import (
     real_count,
     size_of,
 )
+from collectives.bench.together import together
 from collectives.groups import Group
 from collectives.work import Work
 
-GRID_PS = 10**12
 _SPOILT = 0x55
 Array = npt.NDArray[Any]
 
@@ -73,16 +73,10 @@ class Bench:
             spoilt[...] = _SPOILT
             if send is not given:
                 send[...] = given
-            start = self._together()
+            start = together(self.device)
             name = call().algorithm
             took += self.device.now_ps - start if k >= 0 else 0
         return name, took, int((recv[: want.size] != want).sum())
-
-    def _together(self) -> int:
-        """Let time pass to the next whole second; returns when that is for this rank."""
-        device = self.device
-        device.sleep_ps(GRID_PS - device.now_ps % GRID_PS)
-        return device.now_ps
 
     def _call(self, send: Any, recv: Any, charge: int | None) -> Callable[[], Work]:
         spec, group = self.spec, self.group
@@ -135,4 +129,4 @@ def main(text: str, out: str) -> None:
             json.dump([sample._asdict() for sample in samples], file)
 
 
-__all__ = ["GRID_PS", "Bench", "main"]
+__all__ = ["Bench", "main"]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 import emulator
 from collectives import coll
-from collectives.bench.coll import GRID_PS
 from collectives.bench.ep_shapes import EpSpec, choices
+from collectives.bench.together import together
 from collectives.ep import ExpertParallel
 from collectives.groups import Group
 from collectives.libraries import EpCharges, charges, load_library
@@ -60,8 +60,7 @@ class EpBench:
 
     def _once(self) -> tuple[tuple[int, int, int], Float32]:
         device = self.device
-        device.sleep_ps(GRID_PS - device.now_ps % GRID_PS)
-        start = device.now_ps
+        start = together(device)
         handle = self.ep.dispatch(self.x, self.ids)
         middle = device.now_ps
         out = self.ep.combine(handle, handle.rows, self.weights)

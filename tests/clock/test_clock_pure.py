@@ -8,6 +8,8 @@ from emulator.config import environment_clock, read_config
 from emulator.errors import UsageError
 from emulator.solo import solo_device
 from emulator.wall import engine_settings
+from launch.cli import main
+from launch.clock_options import check_use
 
 
 def test_the_needed_dilation_meets_the_limit_and_hardly_more() -> None:
@@ -55,6 +57,9 @@ def test_settings_come_from_the_environment_and_code_wins() -> None:
     assert (config.clock, config.dilation, config.spin_below_us) == ("wall", 250.0, 50.0)
     assert engine_settings(config)[:3] == (250_000_000, 2_000_000_000, 50_000)
     assert read_config({"dilation": 3.5}, environ).dilation == 3.5
+    told = {"SUPERPOD_CONFIG": '{"clock": "virtual", "dilation": 7, "seed": 5}'}
+    config = read_config({}, environ | told)  # the variables of one option win over the one of all
+    assert (config.clock, config.dilation, config.seed) == ("wall", 250.0, 5)
     assert engine_settings(read_config({}, {})) == (0, 0, 0, 0, 0)
     measured = read_config({"compute": "measured", "compute_factor": 0.5}, environ)
     assert engine_settings(measured).measured_ppm == 500_000
@@ -73,3 +78,31 @@ def test_other_settings_that_mean_nothing_are_refused() -> None:
         read_config({"clock": "wal"}, {})
     with pytest.raises(UsageError, match="wall clock"):
         read_config({"compute": "measured"}, {})
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "-inf", "1e10", "much"])
+@pytest.mark.parametrize("command", ["run -n 2 x.py", "bench coll --coll barrier", "chaos"])
+def test_no_command_takes_a_dilation_that_is_none(
+    command: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command.split()
+    at = 2 if words[0] == "bench" else 1
+    assert main([*words[:at], "--clock", "wall", "--dilation", value, *words[at:]]) == 2
+    monkeypatch.setenv("SUPERPOD_DILATION", value)
+    assert main(words) == 2
+    option, variable = capsys.readouterr().err.splitlines()
+    assert f"--dilation {value}: " in option and f"SUPERPOD_DILATION={value}: " in variable
+
+
+def test_clocks_that_make_no_sense_are_refused() -> None:
+    wall = {"SUPERPOD_CLOCK": "wall"}
+    for command in ("calibrate", "eplb"):
+        with pytest.raises(UsageError, match=f"{command} has no wall clock"):
+            check_use(command, wall, {"clock"})
+    with pytest.raises(UsageError, match="calibrate has no wall clock"):
+        check_use("calibrate", wall, set())
+    check_use("eplb", wall, set())  # it starts no ranks: what the environment says is not of it
+    with pytest.raises(UsageError, match="--dilation is of the wall clock: give --clock wall"):
+        check_use("run", {"SUPERPOD_DILATION": "5"}, {"dilation"})
+    check_use("run", {"SUPERPOD_DILATION": "5"}, set())
+    check_use("run", {"SUPERPOD_DILATION": "5", "SUPERPOD_CONFIG": '{"clock": "wall"}'}, {"dilation"})

@@ -10,17 +10,17 @@ os.environ.setdefault("SUPERPOD_WARM", "1")  # runs fork their server from one t
 os.environ.setdefault("SUPERPOD_IDLE_S", "20")
 
 LONGEST = (
-    "serving/test_replay.py",
-    "launch/test_like_python.py",
-    "test_determinism.py",
-    "test_monotone.py",
     "launch/test_death.py",
-    "launch/test_start.py",
-    "launch/test_forkserver.py",
+    "test_determinism.py",
+    "serving/test_replay.py",
     "ep/test_many_ranks.py",
+    "launch/test_like_python.py",
+    "launch/test_forkserver.py",
+    "test_monotone.py",
     "engine/test_against_oracle.py",
-    "litmus/test_observed.py",
-    "litmus/test_mutations.py",
+    "launch/test_build.py",
+    "launch/test_errors.py",
+    "collectives/test_moe.py",
 )
 """Modules of more than half a minute, the longest first, so that none of them runs alone at the end (needs
 `--no-loadscope-reorder`)."""

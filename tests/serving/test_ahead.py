@@ -85,6 +85,7 @@ def test_a_rank_of_a_replay_holds_little_memory_of_its_own(job_directory: str) -
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(root),
             "TMPDIR": base,
+            "SUPERPOD_WARM": "0",  # ranks are found below the command
         }
         run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         medians = [0.0]

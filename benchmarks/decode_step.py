@@ -60,8 +60,8 @@ def main() -> None:
     specs = requests(1 if args.lonely else ranks * args.sequences, args.steps, vocab=512)
     device = emulator.init(heap_bytes=1 << 16, staging_bytes=1 << 16, managed_bytes=48 << 20)
     watch = StepWatch()
-    engine, _, kv = build(common_parts(job, specs, device.profile), specs, device, watch)
-    engine.run()
+    _, _, kv, run = build(common_parts(job, specs, device.profile), specs, device, watch, directory="")
+    run()
     kv.check_integrity()
     if device.rank == 0:
         steps = np.diff(np.array(watch.walls))[1 : args.steps]  # without the prefill and the last

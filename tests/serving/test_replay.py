@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import run_ranks
 
 from launch.cli import main
 from serving.model.checkpoint import make_checkpoint
@@ -328,3 +329,11 @@ def test_placement_is_shown(tmp_path: Path, trace: str, mini_model: str) -> None
 
 def test_the_fixture_trace_is_a_real_one(trace: str) -> None:
     assert [r.input_length for r in read_trace(trace)] == [700, 3000, 64, 5000, 130]
+
+
+def test_the_benchmark_of_a_decode_step_runs(mini_model: str) -> None:
+    """benchmarks/decode_step.py puts a rank together by itself: it must follow what a rank is made of."""
+    script = Path(__file__).parents[2] / "benchmarks" / "decode_step.py"
+    ran = run_ranks(2, script, args=("--model", mini_model, "--steps", "3", "--sequences", "2"))
+    figures = json.loads(ran.stdout.strip().splitlines()[-1])
+    assert (figures["ranks"], figures["sequences"]) == (2, 4) and figures["step_s_median"] > 0

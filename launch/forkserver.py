@@ -17,12 +17,9 @@ of life:
 import argparse
 import contextlib
 import dataclasses
-import fcntl
 import gc
-import importlib
 import json
 import os
-import pkgutil
 import selectors
 import shutil
 import signal
@@ -31,16 +28,14 @@ import subprocess
 import sys
 import time
 import traceback
-import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from launch import board, image, osproc, paths, warm, wire
+from launch.address import give_up_address, refuse, remove_dead_session, sweep_jobs
 from launch.jobtable import JobTable
-from launch.rankmain import OWN_PACKAGES
+from launch.preload import fingerprint, preload
 from launch.template import MAX_MESSAGE, Template, hand_down, prepare, serves_replay
 
 _IDLE_S = 60.0
@@ -74,7 +69,7 @@ class Server:
         self.idle_s = float(os.environ.get("SUPERPOD_IDLE_S", _IDLE_S))
         self.jobs: dict[str, _Job] = {}  # that still gather stubs, by namespace
         self.templates: dict[int, _Job] = {}
-        self.fingerprint = _fingerprint()
+        self.fingerprint = fingerprint()
         self.sent = ""
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
@@ -114,7 +109,7 @@ class Server:
             stub, _ = self.listener.accept()
         except BlockingIOError:
             return False
-        if not self.jobs and self.owner is None and _fingerprint() != self.fingerprint:
+        if not self.jobs and self.owner is None and fingerprint() != self.fingerprint:
             self._hand_over(stub)
         else:
             self.take(stub)
@@ -257,7 +252,7 @@ class Server:
             time.sleep(0.002)
         if not self.shm:
             shutil.rmtree(job.shm, ignore_errors=True)
-            _remove_dead_session(job.session)
+            remove_dead_session(job.session)
 
     def _hear_owner(self) -> bool:
         assert self.owner is not None
@@ -282,7 +277,7 @@ class Server:
         """Leave when idle, under the lock and only if no stub is on its way; return whether we may."""
         if self.listener is None or self.lock is None:
             return not self.templates
-        if not _give_up_address(str(self.path), self.lock, wait=False):
+        if not give_up_address(str(self.path), self.lock, wait=False):
             return False
         while self._accept():  # stubs that connected just before
             pass
@@ -321,128 +316,8 @@ class Server:
                 self.owner.sendall(text.encode() + b"\n", socket.MSG_NOSIGNAL)
 
 
-def _remove_dead_session(session: str) -> None:
-    """Remove the session directory of an mpirun that was killed (its name holds the process id)."""
-    pid = Path(session).name.rpartition(".")[2]
-    if pid.isdigit() and Path(session).name.startswith("ompi.") and not Path(f"/proc/{pid}").exists():
-        shutil.rmtree(session, ignore_errors=True)
-
-
-def _sweep(stem: str) -> None:
-    """Remove what jobs of a killed server left, whose mpirun (named in the directory) is gone too."""
-    for path in paths.SHM.glob(f"superpod-{os.getuid()}-{stem}-prterun-*"):
-        pid = path.name.rpartition("@")[0].rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _give_up_address(path: str, lock: str, wait: bool) -> bool:
-    """Remove a shared server's socket and lock file, so that the next stub starts another server.
-
-    Returns:
-        whether that was done; not if the lock is taken (a stub is looking for us just now) and `wait` is off.
-    """
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name in (path, lock):
-            Path(name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            Path(path).parent.rmdir()
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-
-
 def _command(*args: str) -> list[str]:
     return [sys.executable, "-P", "-m", "launch.forkserver", *args]
-
-
-def _own_files() -> Iterable[str]:
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in (*OWN_PACKAGES, "launch") and getattr(module, "__file__", None):
-            yield str(module.__file__)
-    yield str(paths.BOARD)
-    yield str(paths.IMAGE)
-
-
-def _fingerprint() -> tuple[tuple[str, int], ...]:
-    """Return what tells the code we have loaded from what is on disk now."""
-    found = []
-    for name in sorted(set(_own_files())):
-        try:
-            found.append((name, os.stat(name).st_mtime_ns))
-        except OSError:
-            found.append((name, 0))
-    return tuple(found)
-
-
-def _submodules(package: ModuleType) -> Iterable[str]:
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not info.name.rpartition(".")[2].startswith("__main__"):
-            yield info.name
-
-
-def preload() -> None:
-    """Import what ranks would, so that they find it done. MPI is loaded but not initialised."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import mpi4py
-
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False
-    import numpy
-    import numpy.random  # noqa: F401
-    import torch
-    from mpi4py import MPI  # noqa: F401
-
-    torch.set_num_threads(1)
-    for name in OWN_PACKAGES:
-        _import_all(name)
-    _read_packaged_files()
-    mpi4py.rc.initialize, mpi4py.rc.finalize = True, None
-    _drop_exit_finalizers()
-
-
-def _drop_exit_finalizers() -> None:
-    """Take back what imports want done at exit by `weakref.finalize`; what a program registers itself is
-    still done.
-
-    Torch takes its operator libraries apart there, which in a forked rank copies 27 MB and takes 23 ms
-    (measured) for a process that ends the next moment.
-    """
-    registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
-    for finalizer in list(registry):
-        finalizer.atexit = False
-
-
-def _read_packaged_files() -> None:
-    """Parse the machine profile and the price list nearly every rank wants; both modules keep the result."""
-    with contextlib.suppress(Exception):  # a rank that needs them will say what is wrong
-        from emulator.profile import load_profile
-        from serving.pricing import PricedModel
-
-        PricedModel.load("deepseek-r1", load_profile())
-
-
-def _import_all(name: str) -> None:
-    """Import a package of ours and its modules; what fails here fails again, and visibly, in the rank that
-    needs it."""
-    with contextlib.suppress(Exception):
-        package = importlib.import_module(name)
-        for module in _submodules(package):
-            with contextlib.suppress(Exception):
-                importlib.import_module(module)
-
-
-def _refuse(listener: socket.socket, why: str) -> None:
-    """Tell every stub that comes within a second why this server cannot serve."""
-    listener.settimeout(1.0)
-    with contextlib.suppress(OSError):
-        while True:
-            stub, _ = listener.accept()
-            wire.send_note(stub, wire.FAILED, f"the fork server could not start: {why}".encode())
-            stub.close()
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -482,15 +357,15 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as e:
         traceback.print_exc()
         if args.lock:
-            _give_up_address(args.path, args.lock, wait=True)
-        _refuse(socket.socket(fileno=args.listen_fd), f"{type(e).__name__}: {e}")
+            give_up_address(args.path, args.lock, wait=True)
+        refuse(socket.socket(fileno=args.listen_fd), f"{type(e).__name__}: {e}")
         return 1
     gc.collect()
     gc.freeze()
     gc.disable()
     osproc.collapse_heap()
     if args.lock:
-        _sweep(Path(args.path).stem)
+        sweep_jobs(Path(args.path).stem)
     server = Server(args)
     if args.first_fd is not None:
         server.take(socket.socket(fileno=args.first_fd))

@@ -7,8 +7,9 @@
     requests of the dead are handed out again, to be computed from prompt and emitted tokens
     everyone sleeps until the deaths have been declared, and while the pod is set up anew
 
-While the pod is set up the living meet once a heartbeat period: a rank that dies meanwhile is missed there,
-and all of this happens again. A death that leaves nobody waiting (all have ended) needs nothing.
+While the pod is set up the living meet, as often as they beat, or 64 times: a rank that dies meanwhile is
+missed there, and all of this happens again. A death that leaves nobody waiting (all have ended) needs
+nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from serving.recovery.stream import TokenStream
 from serving.recovery.times import RecoveryTimes
 from serving.request import Request, RequestSpec
 
+_MEETINGS = 64
+"""At most so many while a pod is set up."""
 Regroup = Callable[[Sequence[int], Placement], None]
 """Tells the parts of a rank who lives, and which experts are where."""
 
@@ -115,8 +118,8 @@ class Recovery:
         return [rank for rank in range(self.device.num_ranks) if rank not in self.dead]
 
     def _set_up(self) -> None:
-        """Agree when the deaths are declared, then let the time of a recovery pass; the living meet once a
-        period."""
+        """Agree when the deaths are declared, then let the time of a recovery pass; the living meet now and
+        then."""
         found_ps = self.record.recoveries[-1]["found_ps"]
         declared_ps = max(found_ps, int(self.meet(self._declared_ps(found_ps)).max()))
         for entry in self.record.recoveries:
@@ -124,7 +127,8 @@ class Recovery:
         self._undeclared.clear()
         most = max((len(experts) for experts in self._loading.values()), default=0)
         ready_ps = declared_ps + self.times.recovery_ps(most)
-        for at_ps in (*range(found_ps + self.times.period_ps, ready_ps, self.times.period_ps), ready_ps):
+        pause_ps = max(self.times.period_ps, (ready_ps - found_ps) // _MEETINGS)
+        for at_ps in (*range(found_ps + pause_ps, ready_ps, pause_ps), ready_ps):
             self.device.sleep_ps(max(0, at_ps - self.device.now_ps))
             self.meet(0)
         self.record.time.add("recovery", self.device.now_ps - self.record.time.total_ps)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collective_builds import COLLECTIVE
+from recovery_builds import RECOVERY
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MISSED = 2
@@ -73,9 +74,9 @@ BUILDS = (
         "pass",
         "tests/engine/test_posts_oracle.py",
     ),
-    Broken("block freed twice", KV, "self._free.extend(reversed(table))", "self._free.extend(table * 2)", T_KV),
-    Broken("block never freed", KV, "self._free.extend(reversed(table))", "pass", T_KV),
-    Broken("freed blocks not counted", KV, "self.pages_freed += len(table)", "pass", T_KV),
+    Broken("block freed twice", KV, "self._free.extend(reversed(pages))", "self._free.extend(pages * 2)", T_KV),
+    Broken("block never freed", KV, "self._free.extend(reversed(pages))", "pass", T_KV),
+    Broken("freed blocks not counted", KV, "self.pages_freed += len(pages)", "pass", T_KV),
     Broken("append without room", KV, "if needed > len(self._free):", "if False:", T_KV),
     Broken("a page too few", KV, "positions % self.page_size", "0", T_KV),
     Broken("padding page given away", KV, "list(range(num_pages, 0, -1))", "list(range(num_pages - 1, -1, -1))", T_KV),
@@ -90,18 +91,18 @@ BUILDS = (
     Broken("token kept twice", "serving/request.py", "self.outputs.append(token)", "self.outputs += [token, token]", T_ENGINE),
     Broken("ended request not released", ENGINE, "self._forward.release(request.spec.request_id)", "pass", T_ENGINE),
     Broken("logits not hashed", ENGINE, "digest.update(row.numpy().tobytes())", "pass", T_ENGINE),
-    Broken("sampler at a wrong position", ENGINE, "request.spec, len(request.outputs))", "request.spec, 0)", T_ENGINE),
+    Broken("sampler at a wrong position", ENGINE, "request.spec, position)", "request.spec, 0)", T_ENGINE),
     Broken("everything to rank 0", DISPATCH, "int(np.argmin(loads))", "0", T_DISPATCH),
     Broken("load not noted", DISPATCH, "loads[rank] += spec.priced_total", "pass", T_DISPATCH),
     Broken("handed out early", DISPATCH, "and arrival <= now_ps:", "and True:", T_DISPATCH),
     Broken("replica never used", PLACEMENT, "(positions[:, None] + rank) % self.num_replicas[experts]", "0 * experts", T_PLACE),
     Broken("replica on its own rank", PLACEMENT, "if expert not in held[rank]]", "if True]", T_PLACE),
-    Broken("replica not in the table", PLACEMENT, "where[expert].append(rank * slots + local)", "where[expert] = where[expert] or [rank * slots + local]", T_PLACE),
+    Broken("replica not in the table", PLACEMENT, "where[expert].append(slot)", "where[expert] = where[expert] or [slot]", T_PLACE),
     Broken("hole not joined", LIST, "if start + size == after:", "if False:", T_LIST),
     Broken("piece given away twice", LIST, "self._holes[at : at + 1] = [hole for hole in rest if hole[1]]", "pass", T_LIST),
     Broken("double release accepted", LIST, "(low and sum(low[0]) > start)", "False", T_LIST),
     Broken("compare always succeeds", "emulator/rmw.py", "return operand if old == compare else old", "return operand", T_RMW),
-    Broken("freeze ends late", INJECTOR, "(left := begin + (fault.duration_ps or 0) - now)", "(left := fault.duration_ps or 0)", T_INJECTOR),
+    Broken("freeze ends late", INJECTOR, "end = begin + (fault.duration_ps or 0)", "end = now + (fault.duration_ps or 0)", T_INJECTOR),
     Broken("slow never undone", INJECTOR, "return lambda: self._factors.remove(factor)", "return lambda: None", T_INJECTOR),
     Broken("states not counted", INJECTOR, "at.count <= count", "True", T_INJECTOR),
     Broken("fires for others", INJECTOR, "at.request in (None, request)", "True", T_INJECTOR),
@@ -115,7 +116,7 @@ BUILDS = (
     Broken("ended request served again", RESTART, "if request not in gone)", "if True)", T_CHAOS),
 )  # fmt: skip
 """Forty-three of them."""
-BUILDS += tuple(Broken(*row) for row in COLLECTIVE)
+BUILDS += tuple(Broken(*row) for row in (*COLLECTIVE, *RECOVERY))
 
 
 def copy_tree(to: Path) -> Path:

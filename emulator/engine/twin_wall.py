@@ -131,29 +131,43 @@ class TwinWall(BaseEngine):
         m.off[r] += 20 * abs(achieved - requested) > requested
         m.worst[r] = max(m.worst[r], now - at)
 
+    def _agreed(self) -> bool:
+        """Under the lock: if all that live have come to the meeting, time goes on from here."""
+        m = self._memory
+        if any(
+            state in (RUN, BLOCKED) and met <= m.facts[m.WALL_ROUND]
+            for state, met in zip(m.state, m.met, strict=True)
+        ):
+            return False
+        m.facts[m.WALL_START] = time.monotonic_ns() - self._span(m.facts[m.WALL_LAST])
+        m.facts[m.WALL_LAST] = 0
+        m.facts[m.WALL_ROUND] += 1
+        return True
+
     def _start_clock(self) -> int:
-        m, r = self._memory, self.rank
-        if not self._acquire():
-            return FATAL_WALL
-        this = m.facts[m.WALL_ROUND]
-        living = sum(state in (RUN, BLOCKED) for state in m.state)
-        m.facts[m.WALL_LAST] = max(m.facts[m.WALL_LAST], self._now)
-        m.facts[m.WALL_READY] += 1
-        complete = m.facts[m.WALL_READY] >= living
-        if complete:
-            m.facts[m.WALL_START] = time.monotonic_ns() - self._span(m.facts[m.WALL_LAST])
-            m.facts[m.WALL_READY] = m.facts[m.WALL_LAST] = 0
-            m.facts[m.WALL_ROUND] = this + 1
-        self._release(complete)
-        hostcalls.wake_precisely()
+        m, r, round_ = self._memory, self.rank, -1
         limit = time.monotonic_ns() + int(self.config.wall_deadline_s * 1e9)
-        while m.facts[m.WALL_ROUND] == this and not m.facts[m.FATAL]:
+        hostcalls.wake_precisely()
+        while True:
             ticket = m.word[r]
-            if m.facts[m.WALL_ROUND] != this:
-                break
-            if hostcalls.futex_until(self._wake_words[r], ticket, limit):
+            if not self._acquire():
+                return FATAL_WALL
+            if round_ < 0:
+                round_ = m.facts[m.WALL_ROUND]
+                m.met[r] = round_ + 1
+                m.facts[m.WALL_LAST] = max(m.facts[m.WALL_LAST], self._now)
+            over = m.facts[m.WALL_ROUND] != round_
+            complete = not over and not m.facts[m.FATAL] and self._agreed()
+            if not over and not complete and time.monotonic_ns() >= limit:
                 self._core.fail(FATAL_WALL, r)
-        return int(m.facts[m.FATAL])
+            code = int(m.facts[m.FATAL])
+            self._release(complete)
+            if code or over or complete:
+                return code
+            while m.word[r] == ticket and time.monotonic_ns() < limit:
+                hostcalls.futex_until(self._wake_words[r], ticket, limit)
+            if m.facts[m.WALL_ROUND] != round_:
+                return int(m.facts[m.FATAL])
 
     def _begin_measuring(self) -> None:
         self._measured_from = time.thread_time_ns()

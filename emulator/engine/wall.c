@@ -154,32 +154,42 @@ void sp_wall_end(local_t *l, i64 kind)
     w->worst = max64(w->worst, late);
 }
 
-/* All living ranks meet on the host: time goes on from here, at the latest clock among them. */
+/* Under the lock: if all that live have come to the meeting, time goes on from here, at the latest clock among them. */
+static int agreed(core_t *c)
+{
+    for (i64 p = 0; p < c->cfg.n; p++) {
+        const rank_t *r = RANK(c, p);
+        if ((r->state == RUN || r->state == BLOCKED) && r->met <= c->wall_round) return 0;
+    }
+    c->wall_start = wall_now() - span(c, c->wall_last);
+    c->wall_last = 0;
+    __atomic_store_n(&c->wall_round, c->wall_round + 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
+/* All living ranks meet on the host. Who dies meanwhile is not waited for: its death wakes the others, who look again. */
 int sp_start_clock(local_t *l)
 {
     core_t *c = l->c;
     rank_t *r = RANK(c, l->rank);
     if (!c->cfg.dilation) return 0;
-    if (!sp_acquire(l)) return FATAL_WALL;
-    i64 round = c->wall_round, living = 0, all;
-    for (i64 p = 0; p < c->cfg.n; p++) living += RANK(c, p)->state == RUN || RANK(c, p)->state == BLOCKED;
-    c->wall_last = max64(c->wall_last, l->now);
-    if ((all = ++c->wall_ready >= living)) {
-        c->wall_start = wall_now() - span(c, c->wall_last);
-        c->wall_ready = c->wall_last = 0;
-        __atomic_store_n(&c->wall_round, round + 1, __ATOMIC_RELEASE);
-    }
-    sp_release(l, (int)all);
-    i64 limit = wall_now() + c->cfg.wall_ms * 1000000;
+    i64 round = -1, limit = wall_now() + c->cfg.wall_ms * 1000000;
     for (;;) {
         u32 ticket = __atomic_load_n(&r->word, __ATOMIC_ACQUIRE);
-        if (__atomic_load_n(&c->fatal, __ATOMIC_ACQUIRE)) return (int)c->fatal;
-        if (__atomic_load_n(&c->wall_round, __ATOMIC_ACQUIRE) != round) return 0;
-        if (wall_now() >= limit) {
-            sp_fail(c, FATAL_WALL, l->rank);
-            return FATAL_WALL;
+        if (!sp_acquire(l)) return FATAL_WALL;
+        if (round < 0) {
+            round = c->wall_round;
+            r->met = round + 1;
+            c->wall_last = max64(c->wall_last, l->now);
         }
-        sp_futex_until(&r->word, ticket, limit);
+        int over = c->wall_round != round, all = !over && !c->fatal && agreed(c);
+        if (!over && !all && wall_now() >= limit) sp_fail(c, FATAL_WALL, l->rank);
+        int code = (int)c->fatal;
+        sp_release(l, all);
+        if (code || over || all) return code;
+        while (__atomic_load_n(&r->word, __ATOMIC_ACQUIRE) == ticket && wall_now() < limit)
+            sp_futex_until(&r->word, ticket, limit);
+        if (__atomic_load_n(&c->wall_round, __ATOMIC_ACQUIRE) != round) return (int)c->fatal;
     }
 }
 

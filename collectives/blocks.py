@@ -21,7 +21,7 @@ from emulator.rows import Int32, Plan, Records, RowFormat
 from emulator.transport import Area
 
 if TYPE_CHECKING:
-    from collectives.moe import OperationCosts
+    from collectives.moe_parts import OperationCosts
 
 _CHUNK = 32
 

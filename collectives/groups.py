@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from collectives import progress
+from collectives.engine_calls import ExchangeTags, exchange_of, words_of
 from collectives.meeting import tell_all
 from collectives.moves import mover_of
-from collectives.pieces import Int64
 from collectives.remote_store import HEAD, RemoteStore
 from collectives.store import SharedStore
 from emulator import Device
@@ -39,28 +39,9 @@ if TYPE_CHECKING:
 TIMED_PS = 60 * 10**12
 """Time-outs from a minute on are not worth a put to each peer."""
 AnyCommunicator = TypeVar("AnyCommunicator", bound=Communicator)
-ExchangeTags = Callable[[int, "int | Int64", int], int]
 MOST_SLOTS = 16
 _FIRST_IDENT = 1 << 30
 _LOG = 256
-
-
-def words_of(num_ranks: int) -> int:
-    """Signal words of one parity: a word for each round of two phases of the algorithm with most rounds."""
-    return 2 * (max(num_ranks - 1, 1).bit_length() + 2)
-
-
-def exchange_of(device: Device) -> ExchangeTags:
-    """(channel, bytes of a record to each or int64 [g], tag) -> sum of all tags modulo 2**64, of one
-    exchange."""
-    compiled: ExchangeTags | None = getattr(device, "exchange_tags", None)
-
-    def exchange(channel: int, sizes: int | Int64, tag: int) -> int:
-        if isinstance(sizes, int):
-            return int(device.exchange(channel, None, 0, sizes, tag=tag).tags.sum())
-        return int(device.exchange(channel, None, 0, 0, tag=tag, record_bytes=sizes).tags.sum())
-
-    return compiled or exchange
 
 
 class Space:

@@ -29,7 +29,7 @@ from memsem.bench.shapes import parse_size, parse_sizes
 
 
 def bench_coll(
-    coll: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")],
+    coll: Annotated[str, typer.Option(help="all_reduce, all_gather(_v), all_to_all(_v), ...")],
     ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Number of ranks.")] = 8,
     algo: Annotated[str | None, typer.Option(help="ring, full-mesh, ...; the selector's by default.")] = None,
     sizes: Annotated[str, typer.Option(help="8:16M doubles; or 8,64,1K. Of the larger buffer.")] = "1K:16M",

@@ -23,11 +23,13 @@ from collectives.bench.shapes import (
     DTYPES,
     REDUCING,
     ROOTED,
+    UNEQUAL,
     CollSample,
     CollSpec,
     counts_of,
     real_count,
     size_of,
+    unequal,
 )
 from collectives.bench.together import together
 from collectives.groups import Group
@@ -54,21 +56,23 @@ class Bench:
         spec, size, rank = self.spec, self.group.size, self.group.rank
         real = real_count(spec, count, size)
         charge = count * self.itemsize if real < count else None
+        if charge is not None and spec.coll in UNEQUAL:
+            charge = round(charge / real)  # there it is that of an element
         given = data.sent(spec.coll, rank, real, size, spec.redop, spec.dtype)
         want = data.wanted(spec.coll, rank, real, size, spec.redop, spec.root, spec.dtype)
-        name, us, wrong = self._timed(given, given, np.empty(want.size, want.dtype), want, charge)
+        name, us, wrong = self._timed(given, given, np.empty(want.size, want.dtype), want, charge, real)
         figures = [us, wrong]
         if spec.coll != "barrier":
             pair = data.buffers(spec.coll, rank, given, real, size)
-            figures += self._timed(given, *pair, want, charge)[1:]
+            figures += self._timed(given, *pair, want, charge, real)[1:]
         return self._sample(count, real, name, figures)
 
     def _timed(
-        self, given: Array, send: Array, recv: Array, want: Array, charge: int | None
+        self, given: Array, send: Array, recv: Array, want: Array, charge: int | None, real: int
     ) -> tuple[str, int, int]:
         """Return the algorithm, ps of all measured iterations, and wrong elements after the last."""
         spec, took, name = self.spec, 0, ""
-        call, spoilt = self._call(send, recv, charge), recv.view(np.uint8)
+        call, spoilt = self._call(send, recv, charge, real), recv.view(np.uint8)
         for k in range(-spec.warmup, spec.iterations):
             spoilt[...] = _SPOILT
             if send is not given:
@@ -78,7 +82,7 @@ class Bench:
             took += self.device.now_ps - start if k >= 0 else 0
         return name, took, int((recv[: want.size] != want).sum())
 
-    def _call(self, send: Any, recv: Any, charge: int | None) -> Callable[[], Work]:
+    def _call(self, send: Any, recv: Any, charge: int | None, real: int) -> Callable[[], Work]:
         spec, group = self.spec, self.group
         how: dict[str, Any] = {"algorithm": spec.algo}
         if charge is not None:
@@ -93,6 +97,13 @@ class Bench:
             how["op"] = spec.redop
         if spec.coll in ROOTED:
             how["root"] = spec.root
+        if spec.coll == "all_gather_v":
+            sizes = unequal(real, group.size)
+            return lambda: coll.all_gather_v(group, send, recv, sizes, **how)
+        if spec.coll == "all_to_all_v":
+            out = data.around(real, group.rank, group.size)
+            back = [data.around(real, r, group.size)[group.rank] for r in range(group.size)]
+            return lambda: coll.all_to_all_v(group, send, out, recv, back, **how)
         function: Callable[..., Work] = getattr(coll, spec.coll)
         return lambda: function(group, send, recv, **how)
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collectives.bench.shapes import unequal
+
 Array = npt.NDArray[Any]
 _SHARE = 8
 _NUMPY = {"half": "float16", "float": "float32", "double": "float64", "bfloat16": "uint16"}
@@ -62,7 +64,9 @@ def reduced(start: int, count: int, ranks: int, redop: str, dtype: str = "int64"
 
 def sent(coll: str, rank: int, count: int, ranks: int, redop: str, dtype: str = "int64") -> Array:
     """Send buffer of a rank. count: elements of a block, or of the buffer."""
-    blocks = ranks if coll in ("reduce_scatter", "all_to_all", "scatter") else 1
+    if coll == "all_gather_v":
+        return values(rank, 0, unequal(count, ranks)[rank], ranks, redop, dtype)
+    blocks = ranks if coll in ("reduce_scatter", "all_to_all", "all_to_all_v", "scatter") else 1
     return values(rank, 0, count * blocks, ranks, redop, dtype)
 
 
@@ -76,6 +80,14 @@ def wanted(
         return reduced(rank * count, count, ranks, redop, dtype)
     if coll == "all_gather" or (coll == "gather" and rank == root):
         return np.concatenate([values(r, 0, count, ranks, redop, dtype) for r in range(ranks)])
+    if coll == "all_gather_v":
+        sizes = unequal(count, ranks)
+        return np.concatenate([values(r, 0, sizes[r], ranks, redop, dtype) for r in range(ranks)])
+    if coll == "all_to_all_v":
+        tables = [around(count, r, ranks) for r in range(ranks)]
+        return np.concatenate([
+            values(r, sum(tables[r][:rank]), tables[r][rank], ranks, redop, dtype) for r in range(ranks)
+        ])  # fmt: skip
     if coll == "all_to_all":
         return np.concatenate([values(r, rank * count, count, ranks, redop, dtype) for r in range(ranks)])
     if coll == "scatter":
@@ -91,9 +103,19 @@ def buffers(coll: str, rank: int, given: Array, received: int, ranks: int) -> tu
     Args:
         given: what is sent. received: elements of the receive buffer (of a root, where there is one).
     """
+    if coll == "all_gather_v":
+        sizes = unequal(received, ranks)
+        whole = np.empty(sum(sizes), given.dtype)
+        return whole[sum(sizes[:rank]) :][: sizes[rank]], whole
     if coll in ("all_gather", "gather"):
         whole = np.empty(given.size * ranks, given.dtype)
         return whole[rank * given.size :][: given.size], whole
     whole = np.empty(given.size, given.dtype)
     block = whole[rank * received :][:received] if coll in ("reduce_scatter", "scatter") else whole
     return whole, block
+
+
+def around(count: int, rank: int, ranks: int) -> list[int]:
+    """Elements rank `rank` sends each rank in an all_to_all_v, by target."""
+    sizes = unequal(count, ranks)
+    return [sizes[(target - rank) % ranks] for target in range(ranks)]

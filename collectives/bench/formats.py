@@ -18,6 +18,8 @@ _OSU_NAMES = {
     "all_gather": "Allgather",
     "reduce_scatter": "Reduce_scatter_block",
     "all_to_all": "Alltoall",
+    "all_gather_v": "Allgatherv",
+    "all_to_all_v": "Alltoallv",
     "broadcast": "Broadcast",
     "reduce": "Reduce",
     "gather": "Gather",

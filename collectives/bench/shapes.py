@@ -5,9 +5,11 @@ Sizes, counts and bus bandwidth as nccl-tests (`doc/PERFORMANCE.md`, and each te
 buffer is made of a block for each rank, else of the buffer; bus bandwidth is algorithm bandwidth times
 
     all_reduce                                    2 (n - 1) / n
-    all_gather, reduce_scatter, all_to_all        (n - 1) / n
+    all_gather(_v), reduce_scatter, all_to_all(_v)  (n - 1) / n
     gather, scatter                               (n - 1) / n
     broadcast, reduce                             1
+
+Operations in v have unequal blocks (`unequal`), in all as many elements as those of equal ones.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Final, NamedTuple
 from emulator.errors import UsageError
 from emulator.profile import nearest
 
-BLOCKWISE: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+UNEQUAL: Final = ("all_gather_v", "all_to_all_v")
+BLOCKWISE: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", *UNEQUAL)
 """Operations whose larger buffer has a block for each rank."""
 REDUCING: Final = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
@@ -114,6 +117,14 @@ def count_of(coll: str, size: int, itemsize: int, ranks: int) -> int:
 def size_of(coll: str, count: int, itemsize: int, ranks: int) -> int:
     """Bytes of the larger buffer."""
     return count * itemsize * (ranks if coll in BLOCKWISE else 1)
+
+
+def unequal(count: int, ranks: int) -> list[int]:
+    """Elements of the blocks of a rank, the j-th from it on: half more and half less than `count` in turns,
+    in all ranks * count. Block j of rank r is for rank r + j (all_to_all_v), or is that of rank j."""
+    turn = [count + count // 2 * (1 if j % 2 else -1) for j in range(ranks)]
+    even = (0, 1) if ranks % 2 == 0 else (0,)
+    return [count if j in even else size for j, size in enumerate(turn)]
 
 
 def lifted(spec: CollSpec, ranks: int) -> list[tuple[int, int]]:

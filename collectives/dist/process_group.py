@@ -4,8 +4,6 @@ torch calls it from Python (`dist.all_reduce`, FSDP2) and from C++ (the reducer 
 functional collectives, which DTensor uses). Both find the methods here by name; where torch has two names for
 one call, the second is an alias.
 
-A group costs nothing when it is made. Its first collective meets its members, and them only.
-
 Left out: sparse and quantised tensors, `monitored_barrier`, splitting and shrinking groups.
 Source: torch 2.13, `ProcessGroup.hpp` and `PyProcessGroup.hpp` for names and arguments.
 """
@@ -13,146 +11,23 @@ Source: torch 2.13, `ProcessGroup.hpp` and `PyProcessGroup.hpp` for names and ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import emulator
 from collectives import coll
 from collectives.dist import tensors as t
-from collectives.dist.p2p import Messages, MessageWork
+from collectives.dist.identity import GroupIdentity
+from collectives.dist.p2p import MessageWork
 from collectives.dist.tensors import Tensors
-from collectives.dist.work import GroupWork, timeout_ps
-from collectives.groups import Group
-from emulator.errors import UsageError
-from emulator.spare import give_back
-from superpod_torch import NAME
+from collectives.dist.work import GroupWork
 
 Lists = Sequence[Tensors]
 
 
-_Base: Any = dist.ProcessGroup  # its stub lists overloads that no Python method can have
-
-
-class SuperpodProcessGroup(_Base):  # type: ignore[misc]
-    """A group of ranks.
-
-    Args:
-        rank, size: of this process in the group.
-        members: the group's ranks in the whole run; empty for all.
-        name: torch's name of the group.
-        timeout: virtual time a collective may take.
-    """
-
-    def __init__(
-        self, rank: int, size: int, members: Sequence[int], name: str, timeout: timedelta | None
-    ) -> None:
-        super().__init__(rank, size)
-        self._device = emulator.init()
-        self._members = tuple(members) or tuple(range(size))
-        self._check_place(rank, len(members) or self._device.num_ranks)
-        self._timeout_ps = timeout_ps(timeout)
-        self._met = None if members else Group.world(self._device)
-        if self._met is not None:
-            self._met.apart = True  # as in torch, a call may block on one rank and not on another
-        self._name, self._desc = name, ""
-        self._messages = Messages(self._device, name, self._members, lambda: self._timeout_ps)
-        if not members:
-            give_back()  # what start-up has touched
-
-    @classmethod
-    def from_options(cls, options: Any) -> SuperpodProcessGroup:
-        """Make the group of torch's `_DistributedBackendOptions`.
-
-        Raises:
-            UsageError: rank or world size are not those the run was started with.
-        """
-        ranks = list(options.global_ranks_in_group)
-        return cls(options.group_rank, options.group_size, ranks, options.group_id, options.timeout)
-
-    def _check_place(self, rank: int, size: int) -> None:
-        """Raises UsageError unless rank and size are those the processes were started with."""
-        members, device = self._members, self._device
-        if len(members) != size:
-            raise UsageError(
-                f"superpod: world size {len(members)} in a run of {size} ranks; start the program with "
-                f"superpod run -n {len(members)} or mpirun -n {len(members)}"
-            )
-        if members[rank] != device.rank:
-            raise UsageError(f"superpod: rank {members[rank]} was started as rank {device.rank}")
-
-    @property
-    def group(self) -> Group:
-        """The machine's group, met at the first use. Collective then."""
-        if self._met is None:
-            self._met = Group.of(self._device, self._members)
-            self._met.apart = True
-        if self._timeout_ps is not None:
-            self._met.timeout_ps = self._timeout_ps
-        return self._met
-
-    # --- what torch asks about ---------------------------------------------------------------------------
-
-    def getBackendName(self) -> str:
-        """Return "superpod"."""
-        return NAME
-
-    name = _get_backend_name = getBackendName
-
-    def getGroupName(self) -> str:
-        """Return torch's name of the group, by which functional collectives find it."""
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        """Take torch's name."""
-        self._name = name
-
-    def getGroupDesc(self) -> str:
-        """Return what torch says the group is for."""
-        return self._desc
-
-    def setGroupDesc(self, desc: str) -> None:
-        """Take torch's description."""
-        self._desc = desc
-
-    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def _get_backend(self, device: torch.device) -> SuperpodProcessGroup:
-        """Return itself: backend and group are one."""
-        return self
-
-    supports_coalescing = supports_time_estimate = supports_splitting = False
-
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return False: any memory will do."""
-        return False
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the virtual time a call of this group may take, from the next one on."""
-        self._timeout_ps = timeout_ps(timeout)
-
-    _set_default_timeout = set_timeout
-
-    def abort(self) -> None:
-        """Give the machine's group back (the world stays)."""
-        if self._met is not None and not self._met.open:
-            self._met.free()
-        self._met = None
-
-    shutdown = abort
-
-    def _get_sequence_number_for_group(self) -> int:
-        return 0
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing: collectives are numbered by the machine's group."""
+class SuperpodProcessGroup(GroupIdentity):
+    """The calls of a group of ranks; made as `GroupIdentity` is."""
 
     # --- one to all, all to one --------------------------------------------------------------------------
 

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collectives.agreement import CollectiveMismatchError
 from collectives.ep.layout import Nodes, nodes_of
-from collectives.ep.traffic import SCHEMES
-from collectives.ep.wire import FORMS
+from collectives.ep.tables import HEAD_BYTES, STATE_BYTES, TEXT_BYTES, disagreement, unlike_calls
 from emulator import Device
-from emulator.engine.reports import ranges
 from emulator.errors import DeadlockError, MembershipChanged, RankLostError, UsageError
 from emulator.rows import Records
 from emulator.transport import Area
@@ -26,16 +23,6 @@ from emulator.transport import Area
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-FIELDS = (
-    "operation", "scheme", "words of a row", "hidden size", "topk", "number of experts", "capacity",
-    "use of a cached handle", "rank mask", "kind of rows", "kind of rows back", "most rows a rank holds",
-    "event",
-)  # fmt: skip
-"""Facts of a call that must be equal on all ranks, in the table's order."""
-OPERATIONS = ("dispatch", "combine")
-NAMES = {0: OPERATIONS, 1: SCHEMES, 9: FORMS, 10: FORMS}
-"""What the numbers of some facts stand for."""
-HEAD_BYTES, TEXT_BYTES, STATE_BYTES = 128, 256, 64
 CHUNKS = 4
 """Pieces in which DeepEP's two hops follow each other; each has a signal word of its own."""
 WORDS = CHUNKS + 2
@@ -261,50 +248,12 @@ class EpArea:
     # --- disagreement -------------------------------------------------------------------------------------
 
     def disagreement(self, tables: Bytes) -> UsageError:
-        """What the group raises after an exchange whose tags are not all alike: the trouble some ranks told,
-        or which fact differs."""
-        members = self.ranks.members
-        texts = tables[:, HEAD_BYTES : HEAD_BYTES + TEXT_BYTES]
-        told = np.flatnonzero(texts[:, 0])
-        if told.size:
-            text = texts[told[0]].tobytes().rstrip(b"\0").decode(errors="replace")
-            more = f" (and {told.size - 1} more ranks are in trouble)" if told.size > 1 else ""
-            return UsageError(f"rank {members[told[0]]}: {text}{more}", ranks=members[told].tolist())
-        facts = np.ascontiguousarray(tables[:, :HEAD_BYTES]).view(np.int64)[:, : len(FIELDS)]
-        differ = np.flatnonzero((facts != facts[0]).any(axis=0))
-        parts = [
-            f"{FIELDS[field]}: {self._who(facts[:, field], NAMES.get(field, ()))}"
-            for field in differ[:3].tolist()
-        ]
-        return CollectiveMismatchError(
-            f"expert exchange: the ranks disagree on the {'; on the '.join(parts)}"
-        )
-
-    def _who(self, values: Int64, names: tuple[str, ...] = ()) -> str:
-        """Which ranks say what, int64 [R], by name where there are names."""
-        found, which = np.unique(values, return_inverse=True)
-        members = self.ranks.members
-        words = [names[value] if value < len(names) else str(value) for value in found.tolist()]
-        said = [f"{ranges(members[which == i].tolist())}: {word}" for i, word in enumerate(words)]
-        return ", ".join(said[:8])
+        """What the group raises after an exchange whose tags are not all alike."""
+        return disagreement(tables, self.ranks.members)
 
     def why(self, error: DeadlockError | RankLostError) -> Exception:
         """The reason of a deadlock where the states tell it: ranks of the group are in different calls."""
         if isinstance(error, MembershipChanged):
             return error
         states = np.ascontiguousarray(self._of_all(self._state, STATE_BYTES)).view(np.int64)[:, :3]
-        for mask in np.unique(states[:, 2])[1:]:
-            others = ranges(self.ranks.members[states[:, 2] == mask].tolist())
-            return CollectiveMismatchError(f"expert exchange: {others} mask other ranks than the rest does")
-        states = states[:, :2]
-        if not (states != states[0]).any():
-            return error
-        rows, which = np.unique(states, axis=0, return_inverse=True)
-        parts = []
-        for i, (side, event) in enumerate(rows.tolist()):
-            batch, operation = divmod(side - 1, 2)
-            call = f"{OPERATIONS[operation]} {event} of buffer {batch}" if side else "no expert exchange"
-            parts.append(f"{ranges(self.ranks.members[which.reshape(-1) == i].tolist())}: in {call}")
-        return CollectiveMismatchError(
-            f"expert exchange: the ranks are not in the same call: {'; '.join(parts)}"
-        )
+        return unlike_calls(states, self.ranks.members) or error

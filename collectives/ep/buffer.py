@@ -12,7 +12,7 @@ Source: deepseek-ai/DeepEP `deep_ep/buffers/legacy.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,30 +23,13 @@ from collectives.ep.low_latency import LowLatencyCalls, LowLatencyHandle
 from collectives.ep.moves import Moves
 from collectives.ep.normal import NormalCalls, NormalHandle
 from collectives.ep.scheme import group_ranks
-from collectives.ep.traffic import check_planes, check_scheme, low_latency_buffer, whole
+from collectives.ep.traffic import check_planes, check_scheme, whole
+from collectives.ep.tuning import Config, Tuning
 from collectives.moe import OperationCosts
 from emulator.errors import StateError, UsageError
 
 
-class Config(NamedTuple):
-    """DeepEP's tuning of its kernels; of no effect here."""
-
-    num_sms: int = 24
-    num_max_nvl_chunked_send_tokens: int = 6
-    num_max_nvl_chunked_recv_tokens: int = 256
-    num_max_rdma_chunked_send_tokens: int = 6
-    num_max_rdma_chunked_recv_tokens: int = 128
-
-    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for `Buffer(num_nvl_bytes=…)`: blocks of 4096 rows, four of them."""
-        return 4 * 4096 * (hidden_bytes + 128) + 64 * num_ranks
-
-    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for `Buffer(num_rdma_bytes=…)`; hops between nodes need no memory of their own here."""
-        return 0 * hidden_bytes * num_ranks
-
-
-class Buffer:
+class Buffer(Tuning):
     """Expert-parallel communication of one group.
 
     Args:
@@ -63,8 +46,6 @@ class Buffer:
     Attributes:
         rank, group_size: my number in the group, and how many we are.
     """
-
-    num_sms = 24
 
     def __init__(
         self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
@@ -264,11 +245,6 @@ class Buffer:
             handle.arrived.zero_copy = plain(np.zeros(shape, np.float32), is_torch(handle.src_info))
         return handle.arrived.zero_copy
 
-    def clean_low_latency_buffer(
-        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
-    ) -> None:
-        """Nothing to do: counters grow for ever here, so none has to be zero before a use."""
-
     def _low_latency_calls(
         self, x: Any, topk_idx: Any, max_tokens: int, num_experts: int, kind: str
     ) -> LowLatencyCalls:
@@ -311,37 +287,6 @@ class Buffer:
 
     # --- others -------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """Bytes DeepEP would need; see `traffic.low_latency_buffer`."""
-        return low_latency_buffer(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
-
-    @staticmethod
-    def set_num_sms(new_num_sms: int) -> None:
-        """How many SMs DeepEP would use; even. Of no effect here."""
-        if new_num_sms < 2 or new_num_sms % 2:
-            raise UsageError(f"set_num_sms: an even number of at least 2, got {new_num_sms}")
-        Buffer.num_sms = new_num_sms
-
-    @staticmethod
-    def get_dispatch_config(num_ranks: int) -> Config:
-        """DeepEP's tuning for `dispatch`."""
-        return Config(Buffer.num_sms)
-
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
-        """DeepEP's tuning for `combine`."""
-        return Config(Buffer.num_sms)
-
-    @staticmethod
-    def capture() -> EventOverlap:
-        """An event of now."""
-        import emulator
-
-        return EventOverlap(emulator.device().now_ps)
-
     def destroy(self) -> None:
         """Give the memory back; all ranks of the machine."""
         if not self.explicitly_destroy:
@@ -350,3 +295,6 @@ class Buffer:
             if part is not None:
                 part.release()
         self._area, self._low, self._normal = None, None, {}
+
+
+__all__ = ["Buffer", "Config"]

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.blocks import Block
-from collectives.ep.area import CHUNKS, HEAD_BYTES, TEXT_BYTES, EpArea, Places
+from collectives.ep.area import CHUNKS, EpArea, Places
 from collectives.ep.layout import Grouped
+from collectives.ep.tables import HEAD_BYTES, TEXT_BYTES
 from collectives.ep.traffic import Opening, Stage, cut
 from emulator.engine.api import ADD, GE, ExchangeResult
 from emulator.engine.posts import K_PUT, new_posts

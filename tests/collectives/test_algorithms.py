@@ -160,7 +160,7 @@ def test_a_tree_moves_each_block_once_into_or_out_of_the_root(kind):
 
 
 def test_words_of_two_flows_are_apart_and_within_their_room():
-    from collectives.groups import words_of
+    from collectives.engine_calls import words_of
 
     for kind, name in CASES:
         for size in SIZES:

@@ -35,6 +35,7 @@ def test_bus_factors_are_nccl_tests():
     factors = {coll: bus_factor(coll, 8) for coll in COLLECTIVES}
     assert factors == {
         "all_reduce": 1.75, "all_gather": 0.875, "reduce_scatter": 0.875, "all_to_all": 0.875,
+        "all_gather_v": 0.875, "all_to_all_v": 0.875,
         "gather": 0.875, "scatter": 0.875, "broadcast": 1.0, "reduce": 1.0, "barrier": 1.0,
     }  # fmt: skip
 
@@ -46,6 +47,14 @@ def test_counts_and_sizes():
     spec = CollSpec("all_to_all", None, (0, 8, 16, 1536, 3072))
     assert counts_of(spec, 384) == [0, 1, 2] and lifted(spec, 384) == [(8, 1536), (16, 1536)]
     assert lifted(CollSpec("barrier", None, (1,)), 384) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 11])
+def test_unequal_blocks_are_in_all_as_much_as_equal_ones(ranks):
+    """Every row and column of the table. (Mutation: `even` is always (0,).)"""
+    table = np.array([data.around(9, r, ranks) for r in range(ranks)])
+    assert (table.sum(axis=0) == 9 * ranks).all() and (table.sum(axis=1) == 9 * ranks).all()
+    assert ranks < 3 or len(set(table[0].tolist())) == 3
 
 
 def test_how_much_is_really_moved():
@@ -81,8 +90,11 @@ def by_hand(coll, sends, count, r, root, fold):
         return []
     if coll in ("all_reduce", "reduce"):
         return fold.reduce(sends)
-    if coll in ("all_gather", "gather"):
+    if coll in ("all_gather", "all_gather_v", "gather"):
         return np.concatenate(sends)
+    if coll == "all_to_all_v":
+        cuts = [np.cumsum(data.around(count, s, len(sends))) for s in range(len(sends))]
+        return np.concatenate([np.split(sent, cut)[r] for sent, cut in zip(sends, cuts, strict=True)])
     if coll == "broadcast":
         return sends[root]
     mine = [s.reshape(-1, count)[r] for s in sends if s.size > count * r]

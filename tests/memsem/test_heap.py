@@ -127,7 +127,7 @@ report(ok=True)
 @pytest.mark.parametrize(("transport", "engine"), CASES)
 def test_a_first_signal_is_not_lost_and_a_last_one_not_inherited(transport, engine, delivery):
     """pytorch/pytorch PR 196546: clearing the words and the first signal. Shown to fail with the words
-    cleared after the ranks have met."""
+    not cleared."""
     ran = run_ranks(3, REUSE, transport=transport, engine=engine, delivery=delivery)
     assert [r["ok"] for r in ran.reports.values()] == [True] * 3
 

@@ -16,6 +16,7 @@ _BUFFER, _COLL, _AGREE = (
     "tests/collectives/test_coll_groups.py",
     "tests/collectives/test_coll_agree.py",
 )
+_SURVIVORS, _DEAD = "tests/collectives/test_coll_survivors.py", "tests/ep/test_dead_ranks.py"
 _DIST = "tests/dist/test_backend.py"
 
 COLLECTIVE = (
@@ -24,12 +25,12 @@ COLLECTIVE = (
     ("counts cut", _SIDE, "np.divmod(fields, np.int32(blocks.shape.most + 1))", "np.divmod(fields, np.int32(blocks.shape.most))", f"{_SCHEMES} closed_form_of_bytes"),
     ("bytes of tokens not counted", "collectives/ep/traffic.py", "m + mine.tokens * b", "m + 0 * b", f"{_SCHEMES} closed_form_of_bytes"),
     ("dispatch and combine share blocks", _AREA, "at, channel, word = at + 2 * (size + self.table_bytes), channel + 1, word + WORDS", "at, channel, word = at, channel + 1, word + WORDS", f"{_BUFFER} low_latency"),
-    ("a third operation let in", "collectives/ep/low_latency.py", "if not any(side.busy for side in self._moves.sides[number]):", "if True:", f"{_BUFFER} low_latency"),
+    ("a third operation let in", "collectives/ep/masked.py", "if not any(side.busy for side in self._moves.sides[number]):", "if True:", f"{_BUFFER} low_latency"),
     ("cached dispatch needs tokens", "collectives/ep/normal.py", "np.empty((handle.route.topk_idx.shape[0], 0), np.int64)", "np.empty((max(1, handle.route.topk_idx.shape[0]), 0), np.int64)", f"{_BUFFER} normal"),
     ("overflow not seen", _MOVES, "check_rows(rows, self.ranks.members, sent.limit)", "pass", f"{_REPORTS} what_one_rank_does_wrong"),
     ("trouble raised at the call", _MOVES, "blocks, trouble = side.blocks(form, most), call.trouble", "blocks, trouble = side.blocks(form, most), call.trouble\n        if trouble:\n            raise InternalError(trouble)", f"{_REPORTS} what_one_rank_does_wrong"),
     ("capacities not compared", "collectives/ep/facts.py", "sizes = words, hidden, topk, experts, capacity", "sizes = words, hidden, topk, experts, 0", f"{_BUFFER} low_latency"),
-    ("missing rank not named", _AREA, "if not (states != states[0]).any():", "if True:", f"{_REPORTS} different_calls"),
+    ("missing rank not named", "collectives/ep/tables.py", "if not (states != states[0]).any():", "if True:", f"{_REPORTS} different_calls"),
     ("one block for all events", _SIDE, "self.place.block + parity * self.place.block_bytes, shape.nbytes", "self.place.block, shape.nbytes", f"{_REPORTS} a_rank_frozen"),
     ("counter taken for data", _MOVES, "side.again(route.spread.pairs * sent.costs.row_bytes)", "pass", f"{_REPORTS} counter_does_not_stand"),
     ("one rail of a payload waited for", _SIDE, "            self._await(CHUNKS + self.event % 2, self.area.ranks.size)", "            self._await(CHUNKS + self.event % 2, 1)", f"{_SCHEMES} planes_their_own"),
@@ -37,7 +38,12 @@ COLLECTIVE = (
     ("channel kept with its old members", _AREA, "self.open_groups(always=kept is not None)", "self.open_groups()", _TURNS),
     ("all back ends on one channel", _AREA, "        self._channels = channel, count\n", "        channel = device.library.setdefault('one', channel)\n        self._channels = channel, count\n", _TURNS),
     ("expert served by another trampoline", "collectives/xccl/relay_plan.py", "return (trampoline * self.group_size + member) * slots + slot", "return (member * self.group_size + trampoline) * slots + slot", "tests/xccl/test_relay_plan.py renumbered"),
+    ("mask not said", _AREA, "view(np.int64)[2] = mask", "view(np.int64)[2] = bool(mask)", _DEAD),
+    ("dead rank not refused", "collectives/ep/masked.py", "        if dead:\n            raise RankLostError", "        if False:\n            raise RankLostError", _DEAD),
+    ("mask on the channels of the one before", _AREA, "(2 if self._set == 1 else 1) if mask", "1 if mask", _DEAD),
     # groups
+    ("deaths told when the host sees them", "emulator/device.py", "return self.board.dead if self._told is None else self._told", "return self.board.dead", _SURVIVORS),
+    ("words not counted anew", _GROUPS, "        self.counted[:] = [self.device", "        _ = [self.device", _SURVIVORS),
     ("overlapping groups share words", _GROUPS, "return (2 * self._slot + call % 2) * self.space.words", "return (call % 2) * self.space.words", f"{_COLL} test_groups and shared"),
     ("groups told apart by when they were made", _GROUPS, "= space.made.get((chosen, name), 0) + 1", "= len(space.made) + 1", f"{_COLL} test_groups and shared"),
     ("works of other groups stand still", "collectives/progress.py", "return bool(space.busy) and bool(_in_need(space, mine))", "return False", "tests/collectives/test_progress.py"),
@@ -46,7 +52,7 @@ COLLECTIVE = (
     ("order of collectives not explained", _WORK, "        missing = absent(group.store.last_calls(), self.number, group.members)\n        table", "        return\n        missing = absent(group.store.last_calls(), self.number, group.members)\n        table", f"{_AGREE} order"),
     ("descriptors not compared", _WORK, "            self._compare()\n        self._moving = None", "            pass\n        self._moving = None", f"{_AGREE} differences"),
     ("time-out without effect", _WORK, "return movement.Here(self.group, self.number, self._phase, until_ps)", "return movement.Here(self.group, self.number, self._phase, None)", f"{_AGREE} its_instant"),
-    ("set_timeout without effect", _TORCH, "    def set_timeout(self, timeout: timedelta) -> None:\n        \"\"\"Set the virtual time a call of this group may take, from the next one on.\"\"\"\n        self._timeout_ps = timeout_ps(timeout)", "    def set_timeout(self, timeout: timedelta) -> None:\n        pass", f"{_DIST} errors and size"),
+    ("set_timeout without effect", "collectives/dist/identity.py", "    def set_timeout(self, timeout: timedelta) -> None:\n        \"\"\"Set the virtual time a call of this group may take, from the next one on.\"\"\"\n        self._timeout_ps = timeout_ps(timeout)", "    def set_timeout(self, timeout: timedelta) -> None:\n        pass", f"{_DIST} errors and size"),
     ("strides ignored", "collectives/dist/tensors.py", "if len(arrays) == 1 and arrays[0].flags.c_contiguous:", "if len(arrays) == 1:", f"{_DIST} over_rma"),
     ("futures wait at once", "collectives/dist/work.py", "        if self._future is None:\n", "        if self._future is None:\n            self.wait()\n", f"{_DIST} buckets"),
     ("works leave at waits only", _WORK, "progress.catch_up(self.group)", "pass", f"{_DIST} buckets"),

@@ -1,5 +1,5 @@
-"""Data-parallel training with several buckets, whose layers are charged for computing: losses, and how much of
-the all-reduces the backward pass hides in emulated time. `overlap.py gloo`: the losses alone."""
+"""Data-parallel training with several buckets, whose layers are charged for computing: losses, and how much
+of the all-reduces the backward pass hides in emulated time. `overlap.py gloo`: the losses alone."""
 
 import sys
 
@@ -75,7 +75,7 @@ if ours:
     assert all(torch.equal(flat, other) for other in every)
     computing = LAYERS * LAYER_PS
     start = emulator.now_ps()
-    for layer in plain:  # the same all-reduces, one after another
+    for _ in plain:  # the same all-reduces, one after another
         dist.all_reduce(torch.zeros(WIDTH * WIDTH + WIDTH, dtype=torch.float64))
     talking = emulator.now_ps() - start
     # all but the last bucket's hides behind the layers that are computed meanwhile
@@ -83,7 +83,9 @@ if ours:
         assert computing < took[step] < computing + talking / LAYERS * 1.5, (took, computing, talking)
     assert talking > computing / 5, (computing, talking)
     if me == 0:
-        print(f"computing {computing} ps, talking {talking} ps, backward {took} ps", file=sys.stderr, flush=True)
+        print(
+            f"computing {computing} ps, talking {talking} ps, backward {took} ps", file=sys.stderr, flush=True
+        )
     # a future outside a backward pass: computing between call and wait hides it too
     y = torch.ones(WIDTH * WIDTH)
     start = emulator.now_ps()

@@ -7,6 +7,8 @@ Seeds are 0 to SEEDS - 1, so a failure names the row and the outcome; run that r
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from litmus_ranks import ROWS, Observed, observe
 
@@ -15,7 +17,7 @@ from memsem.litmus_ops import Litmus
 from memsem.model import outcomes
 
 NAMES = [litmus.name for litmus in ROWS]
-FEW, SEEDS = 60, 1000
+FEW, SEEDS = int(os.environ.get("LITMUS_SEEDS", "60")), 1000
 
 
 @pytest.fixture(scope="module")

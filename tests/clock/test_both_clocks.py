@@ -1,0 +1,55 @@
+"""Tests of paths, litmus rows and collectives once more, the same bodies, under the wall clock.
+
+They assert what they assert under the virtual clock: exact picoseconds, bytes, hashes, allowed outcomes. The
+suite has a sample, `make test-sweeps` whole modules. The dilation is small, for the code path
+alone is tried, and a grace of a minute keeps every bound the virtual one. Serving: test_wall_replay.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.multirank]
+ROOT = Path(__file__).parents[2]
+WALL = {"SUPERPOD_CLOCK": "wall", "SUPERPOD_DILATION": "3", "SUPERPOD_GRACE_S": "60"}
+SAMPLE = (
+    "tests/litmus/test_observed.py",
+    "tests/memsem/test_window.py::test_put_and_get_are_exact_per_distance",
+    "tests/collectives/test_coll.py::test_every_operation_by_every_algorithm[2]",
+)
+MODULES = (
+    "tests/litmus/test_observed.py",
+    "tests/memsem/test_window.py",
+    "tests/memsem/test_signals.py",
+    "tests/memsem/test_message_order.py",
+    "tests/collectives/test_coll.py",
+)
+
+
+def under_the_wall_clock(tests: tuple[str, ...], timeout_s: float, **more: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not sweep", *tests],
+        cwd=ROOT,
+        env=environ | WALL | more,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout.splitlines()[-1], done.stdout[-500:]
+
+
+@pytest.mark.timeout(120)
+def test_a_sample_of_the_suite() -> None:
+    under_the_wall_clock(SAMPLE, 110, LITMUS_SEEDS="6")
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(660)
+@pytest.mark.parametrize("module", MODULES)
+def test_whole_modules(module: str) -> None:
+    under_the_wall_clock((module,), 600)

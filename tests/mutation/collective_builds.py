@@ -43,7 +43,6 @@ COLLECTIVE = (
     ("mask on the channels of the one before", _AREA, "(2 if self._set == 1 else 1) if mask", "1 if mask", _DEAD),
     # groups
     ("deaths told when the host sees them", "emulator/device.py", "return self.board.dead if self._told is None else self._told", "return self.board.dead", _SURVIVORS),
-    ("words not counted anew", _GROUPS, "        self.counted[:] = [self.device", "        _ = [self.device", _SURVIVORS),
     ("overlapping groups share words", _GROUPS, "return (2 * self._slot + call % 2) * self.space.words", "return (call % 2) * self.space.words", f"{_COLL} test_groups and shared"),
     ("groups told apart by when they were made", _GROUPS, "= space.made.get((chosen, name), 0) + 1", "= len(space.made) + 1", f"{_COLL} test_groups and shared"),
     ("works of other groups stand still", "collectives/progress.py", "return bool(space.busy) and bool(_in_need(space, mine))", "return False", "tests/collectives/test_progress.py"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,7 @@ def register(app: typer.Typer) -> None:
             plans = [
                 generate(seed, num_ranks, kinds, requests) for seed in range(first_seed, first_seed + seeds)
             ]
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and clear all away
         own = paths.RunDirectory()
         try:
             campaign = _prepared(own, num_ranks, requests, limit_s, times)

@@ -21,7 +21,7 @@ from emulator.errors import UsageError
 from emulator.faults import FaultPlan
 from emulator.profile import load_profile
 from emulator.topology import Topology
-from launch import mpirun, paths
+from launch import mpirun, osproc, paths
 from serving.job import Progress, read_endings, read_results
 from serving.recovery.stream import TokenStream
 from serving.replay import Replay, write_replay
@@ -141,8 +141,8 @@ def run_ranks(
     in /dev/shm)."""
     program = [*paths.stub_command(), "-m", "serving", str(directory)]
     command = mpirun.command(num_ranks, program, keep_going=True, export=["SUPERPOD_CONFIG"])
-    environment = os.environ | {"SUPERPOD_CONFIG": json.dumps(dict(config))}
-    before = frozenset(_jobs("*"))
+    environment = mpirun.environment({**os.environ, "SUPERPOD_CONFIG": json.dumps(dict(config))}, directory)
+    before, me = frozenset(_jobs("*")), os.getpid()
     with open(directory / "stderr.txt", "w+b") as said:
         started = subprocess.Popen(
             command,
@@ -151,13 +151,16 @@ def run_ranks(
             stdout=said,
             stderr=said,
             start_new_session=True,
+            preexec_fn=lambda: osproc.die_with_parent(me),
         )
         try:
             code: int | None = started.wait(limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
             code = None
+        finally:
+            if started.poll() is None:  # it hangs, or we are ended
+                os.killpg(started.pid, signal.SIGKILL)
+                started.wait()
         said.seek(0)
         text = said.read().decode(errors="replace")
     return code, text, leftovers(started.pid, before)

@@ -102,6 +102,11 @@ class Sandbox:
             if self.grounds is None or pid in self._left_processes():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        self._note_names()
+        if self.grounds is None:  # a server that is killed here may have been about to remove these
+            for path in Path("/dev/shm").iterdir():
+                if any(name in path.name for name in self.names):
+                    shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(self.pids_dir if self.grounds else self.tmp, ignore_errors=True)
 
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
@@ -149,9 +154,12 @@ class Sandbox:
         """Wait until `num_ranks` ranks of hold.py are in user code; return their process ids."""
         files = [self.pids_dir / str(r) for r in range(num_ranks)]
         wait_for(lambda: all(f.exists() for f in files))
+        self._note_names()
+        return [int(f.read_text()) for f in files]
+
+    def _note_names(self) -> None:
         self.names |= {p.name for p in self.tmp.glob("superpod-*/run-*")}
         self.names |= {p.stem for p in self.tmp.glob("superpod-*/*.sock")}
-        return [int(f.read_text()) for f in files]
 
     def _left_processes(self) -> set[int]:
         found = self.processes()

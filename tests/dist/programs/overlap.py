@@ -12,7 +12,7 @@ import emulator
 backend = sys.argv[1]
 dist.init_process_group(backend)
 me, n = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)  # noqa: TID251 (an ordinary torch program: the same model everywhere)
+torch.manual_seed(0)
 LAYERS, WIDTH, LAYER_PS = 6, 256, 30_000_000
 ours = backend == "superpod"
 

@@ -100,7 +100,7 @@ def judge(sums: Delays, dilation: float) -> dict[str, Any]:
     """
     count, requested, achieved, error, late, _, moved, moved_ps = (int(v) for v in sums[:, :8].sum(axis=0))
     relative = error / requested if requested else 0.0
-    reasons = []
+    reasons = [] if count else ["nothing was waited for, so nothing is known"]
     if relative > ERROR_LIMIT:
         reasons.append(f"delays are off by {100 * relative:.3g} %")
     if moved:

@@ -7,6 +7,7 @@ ranks are forked. Nothing of it is visible to `emulator.init()`.
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def solo_device(**cfg: Any) -> Device:
     """Open the only rank of a pod of one.
 
     Its clock is virtual whatever the environment says: what is tried out ahead of a run is not to be lived
-    through, and at a dilation of hundreds a rehearsal would take longer than the run.
+    through, and at a dilation of hundreds a rehearsal would take longer than the run. Nor does it take a
+    fault plan from the environment: that one's rank 0 is another process.
 
     Args:
         cfg: keys of `emulator.config.RunConfig`, as `emulator.init` takes them.
@@ -52,5 +54,5 @@ def solo_device(**cfg: Any) -> Device:
     Raises:
         UsageError: bad configuration.
     """
-    config = read_config({"clock": "virtual", "compute": "priced", **cfg})
+    config = replace(read_config({"clock": "virtual", "compute": "priced", **cfg}), faults=cfg.get("faults"))
     return open_device(config, load_profile(config.profile, config.set), SoloTransport())

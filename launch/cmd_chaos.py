@@ -105,7 +105,9 @@ def register(app: typer.Typer) -> None:
         recovery: Way = "restart",
         heartbeat_period: Period = None,
         heartbeat_timeout: Timeout = None,
-        limit_s: Annotated[float, typer.Option(help="Host seconds after which a round hangs.")] = 60.0,
+        limit_s: Annotated[
+            float, typer.Option(min=1.0, help="Host seconds after which a round hangs.")
+        ] = 60.0,
         json_out: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
         plot: Annotated[Path | None, typer.Option(help="Write the last plan's time-line (SVG) here.")] = None,
         shrinking: Annotated[

@@ -43,7 +43,7 @@ def eplb_command(
     batch: Annotated[str, typer.Option(help="Sequences a die decodes: numbers with commas.")] = "60,96,192",
     context: Annotated[int, typer.Option(min=1, help="Tokens each sequence attends to.")] = 3000,
     tokens: Annotated[
-        int, typer.Option(min=256, help="Tokens routed and counted, and others to judge by.")
+        int, typer.Option(min=256, max=1 << 22, help="Tokens routed and counted, and others to judge by.")
     ] = 16384,
     slices: Annotated[int, typer.Option(min=1, help="Slices of time in which rows are counted.")] = 4,
     priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
@@ -55,12 +55,14 @@ def eplb_command(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every layer's figures here.")] = None,
 ) -> int:
     """Balance experts by what a router chose, and price one MoE layer of the busiest die; starts no ranks."""
-    from serving.eplb.plan import EplbSetting
+    from serving.eplb.plan import POLICIES, EplbSetting
     from serving.eplb.report import figures, table
     from serving.pricing import PricedModel
 
     if model is not None and expert_skew is not None:
         raise UsageError("--expert-skew and --model: a given checkpoint has the skew it has; leave one out")
+    if policy not in POLICIES:
+        raise UsageError(f"--policy {policy}: choose {' or '.join(POLICIES)}")
     profile = load_profile(pod, overrides(settings or []))
     priced = PricedModel.load(priced_as, profile)
     topology = Topology.from_profile(profile, ranks)

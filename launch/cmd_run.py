@@ -154,6 +154,8 @@ def run_command(
     argv = [*(["-m", module] if module else []), *(program or [])]
     if not argv:
         raise UsageError("superpod run: name a program, e.g. superpod run -n 16 app.py")
+    if not module and (app := Path(argv[0])).is_dir() and not (app / "__main__.py").exists():
+        raise UsageError(f"superpod run: {app} is a directory without __main__.py")
     check_choice("--transport", transport, TRANSPORTS)
     check_choice("--delivery", delivery, DELIVERIES)
     check_choice("--mpi-over", mpi_over, MPI_PLANES)

@@ -38,7 +38,6 @@ from launch.jobtable import JobTable
 from launch.preload import fingerprint, preload
 from launch.template import MAX_MESSAGE, Template, hand_down, prepare, serves_replay
 
-_IDLE_S = 60.0
 _STATUS_EVERY_S = 0.1
 _HELLO_TIMEOUT_S = 10.0
 
@@ -66,7 +65,7 @@ class Server:
         self.owner = socket.socket(fileno=args.owner_fd) if args.owner_fd is not None else None
         self.shm = args.shm
         self.command: socket.socket | None = None  # of whom asked for this server, where it was forked
-        self.idle_s = float(os.environ.get("SUPERPOD_IDLE_S", _IDLE_S))
+        self.idle_s = warm.idle_seconds(os.environ)
         self.jobs: dict[str, _Job] = {}  # that still gather stubs, by namespace
         self.templates: dict[int, _Job] = {}
         self.fingerprint = fingerprint()
@@ -353,6 +352,7 @@ def main(argv: list[str] | None = None) -> int:
     osproc.become_subreaper()
     image.use()
     try:
+        warm.idle_seconds(os.environ)
         preload()
     except Exception as e:
         traceback.print_exc()

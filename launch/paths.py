@@ -8,10 +8,12 @@ later can tell a run that was killed, whose leftovers may go, from one that live
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 NATIVE = Path(__file__).parent / "native"
@@ -19,6 +21,7 @@ STUB = NATIVE / "superpod-rank"
 BOARD = NATIVE / "board.so"
 IMAGE = NATIVE / "image.so"
 SHM = Path("/dev/shm")
+_GONE_S = 60.0
 
 _MAX_BASE = 48  # a Unix socket's path has 107 bytes, and ours adds about 50
 
@@ -110,4 +113,18 @@ def sweep() -> list[Path]:
             os.close(fd)
     with contextlib.suppress(OSError):
         runtime_directory().rmdir()
+    return swept + _sweep_empty()
+
+
+def _sweep_empty() -> list[Path]:
+    """Remove empty directories in /dev/shm named after a process that has been gone for a while: of runs
+    killed together with everybody who would have removed them, wherever their other files lay."""
+    swept = []
+    for path in SHM.glob(f"superpod-{os.getuid()}-*"):
+        found = re.search(r"-run-(\d+)-|-(\d+)@\d+$", path.name)
+        pid = next(filter(None, found.groups())) if found else None
+        with contextlib.suppress(OSError):
+            if pid and not Path(f"/proc/{pid}").exists() and time.time() - path.stat().st_mtime > _GONE_S:
+                path.rmdir()
+                swept.append(path)
     return swept

@@ -14,6 +14,7 @@ from serving.recovery.times import PS_PER_S, RecoveryTimes, read_times
 
 TIMES_FILE = Path(str(serving.__file__)).parent / "recovery.toml"
 WAYS = ("in-place", "restart")
+LONGEST_S = 1e5
 
 
 Way = Annotated[
@@ -38,6 +39,9 @@ def recovery_times(
     """
     if way not in WAYS:
         raise UsageError(f"--recovery {way!r} is not known; nearest: {nearest(way, WAYS)}")
+    for option, value in (("--heartbeat-period", period_s), ("--heartbeat-timeout", timeout_s)):
+        if value is not None and not 0 < value <= LONGEST_S:
+            raise UsageError(f"{option} {value:g}: more than 0 and at most {LONGEST_S:g} virtual seconds")
     given = {"period_ps": period_s, "timeout_ps": timeout_s}
     changes = {name: round(value * PS_PER_S) for name, value in given.items() if value is not None}
     if way == "in-place":

@@ -262,6 +262,8 @@ def run_job(
     settings = None if config is None else {**environment_config(env), **config}
     check_start(num_ranks, rank_bytes, shm_bytes)
     limits.raise_file_limit()
+    if warm.wanted(env):
+        warm.idle_seconds(env)
     if why := why_unusable():
         print(f"superpod: {why} (the slower Python engine is used)", file=sys.stderr)
     if not accelerate:

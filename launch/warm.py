@@ -14,6 +14,7 @@ three sockets of the run go with it. The connection stays open for as long as th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import select
@@ -22,6 +23,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from emulator.errors import UsageError
 from launch import osproc, stub, wire
 
 VARIABLE = "SUPERPOD_WARM"
@@ -36,6 +38,15 @@ def wanted(environment: Mapping[str, str]) -> bool:
         return {k: v for k, v in entries.items() if k.startswith(stub.NAMES)}
 
     return environment.get(VARIABLE, "0") not in ("", "0") and matters(environment) == matters(os.environ)
+
+
+def idle_seconds(environment: Mapping[str, str]) -> float:
+    """How long a shared server stays without a job. Raises UsageError where SUPERPOD_IDLE_S is no time."""
+    text = environment.get("SUPERPOD_IDLE_S", "60")
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) < float("inf"):
+            return seconds
+    raise UsageError(f"SUPERPOD_IDLE_S={text}: seconds, 0 or more, are wanted")
 
 
 def host_state() -> str:

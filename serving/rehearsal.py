@@ -8,6 +8,7 @@ result. Nothing else is left of it: a pod of one rank without MPI, in its own me
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,13 +30,14 @@ _PROMPT, _OUTPUTS = 20, 20
 
 def make_ready(directory: str) -> None:
     """Make the common parts of the job in `directory` and rehearse them."""
-    rehearse(make_ahead(directory))
+    rehearse(make_ahead(directory), directory if os.access(directory, os.W_OK) else None)
 
 
-def rehearse(parts: CommonParts) -> None:
-    """Serve two small requests, and forget them."""
+def rehearse(parts: CommonParts, within: str | None = None) -> None:
+    """Serve two small requests, and forget them; files for the time being lie `within` a directory, so that
+    whoever removes it removes them too."""
     specs = [_request(i, parts.job, parts.config.max_position_embeddings) for i in range(2)]
-    with tempfile.TemporaryDirectory(prefix="superpod-rehearsal-") as directory:
+    with tempfile.TemporaryDirectory(prefix="superpod-rehearsal-", dir=within) as directory:
         serve_alone(parts, specs, directory)
 
 

@@ -96,6 +96,10 @@ def _mix(values: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
+MOST_REQUESTS = 1_000_000
+"""That a built-in workload is made of; more come from a trace."""
+
+
 def builtin_trace(num_requests: int, seed: int) -> list[TraceRequest]:
     """A small conversation-like workload from a seed: mean prompt about 1,500 tokens, 40 requests a second.
 
@@ -103,6 +107,8 @@ def builtin_trace(num_requests: int, seed: int) -> list[TraceRequest]:
     """
     if num_requests < 1:
         raise UsageError(f"number of requests must be at least 1, not {num_requests}")
+    if num_requests > MOST_REQUESTS:
+        raise UsageError(f"number of requests must be at most {MOST_REQUESTS:,}, not {num_requests}")
     rng = np.random.default_rng([seed, 0x5350])
     gaps_ms = rng.integers(0, 51, num_requests)
     gaps_ms[0] = 0

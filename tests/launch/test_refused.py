@@ -1,0 +1,52 @@
+"""Values that no command can use: one line, exit code 2, nothing started."""
+
+from pathlib import Path
+
+import pytest
+
+from emulator.errors import UsageError
+from emulator.solo import solo_device
+from launch import warm
+from launch.cli import main
+
+BEATS = ("--recovery", "in-place")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("replay", "-n", "4", *BEATS, "--heartbeat-period", "nan"), "--heartbeat-period nan"),
+        (("replay", "-n", "4", *BEATS, "--heartbeat-timeout", "inf"), "--heartbeat-timeout inf"),
+        (("chaos", *BEATS, "--heartbeat-period", "-1"), "--heartbeat-period -1"),
+        (("chaos", "--limit-s", "0"), "--limit-s"),
+        (("replay", "-n", "4", "--requests", "100000000000"), "at most 1,000,000"),
+        (("eplb", "--policy", "foo"), "choose xdeepserve or deepseek"),
+        (("eplb", "--tokens", "99999999999"), "--tokens"),
+        (("run", "-n", "2", "/tmp"), "/tmp is a directory without __main__.py"),
+    ],
+)
+def test_one_line_and_exit_code_2(
+    words: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words]) == 2
+    error = capfd.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("text", ["foo", "-5", "nan", "inf", ""])
+def test_an_idle_time_that_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match="SUPERPOD_IDLE_S"):
+        warm.idle_seconds({"SUPERPOD_IDLE_S": text})
+    assert warm.idle_seconds({}) == 60.0
+
+
+def test_a_pod_of_one_takes_no_fault_plan_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rehearsal is rank 0 of 1: the plan's rank 0 is another process, and must not be killed in it."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[fault]]\nkind = "kill"\nrank = 0\nat_op = 1\n')
+    monkeypatch.setenv("SUPERPOD_FAULTS", str(plan))
+    device = solo_device()
+    assert not device.faults.active
+    device.barrier()

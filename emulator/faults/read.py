@@ -57,6 +57,10 @@ def make_fault(values: Any, name: str, text: str = "", start: int = 0) -> Fault:
     except ValidationError as error:
         first = error.errors()[0]
         message = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "missing":
+            message = f"the field {first['loc'][-1]!r} is missing"
+        elif first["type"] in ("int_type", "int_parsing") and first["loc"][0] == "rank":
+            message = f'rank: a number or "random", got {values["rank"]!r}'
         path = [str(part) for part in first["loc"] if isinstance(part, str)]
         field = next((part for part in path if part in values), None)
         quoted = re.findall(r"'([^']+)'", message)

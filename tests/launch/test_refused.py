@@ -33,6 +33,23 @@ def test_one_line_and_exit_code_2(
     assert said in error and "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("knd = 1", ":1: the field 'kind' is missing"),
+        ("at_ps = 1", "the field 'kind' is missing"),
+        ('kind = "kill"\nrank = "foo"\nat_ps = 1', ":3: rank: a number or \"random\", got 'foo'"),
+    ],
+)
+def test_a_plan_that_names_nothing(
+    text: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f"[[fault]]\n{text}\n")
+    assert main(["chaos", "--plan", str(plan)]) == 2
+    assert said in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["foo", "-5", "nan", "inf", ""])
 def test_an_idle_time_that_is_none(text: str) -> None:
     with pytest.raises(UsageError, match="SUPERPOD_IDLE_S"):

@@ -1,4 +1,4 @@
-"""What killed runs leave in /dev/shm: empty directories of processes that are gone go, others stay.
+"""What killed runs leave in /dev/shm: empty directories of processes that are gone go, others stay."""
 
 import os
 import subprocess

@@ -27,8 +27,6 @@ from emulator.errors import UsageError
 from launch import osproc, stub, wire
 
 VARIABLE = "SUPERPOD_WARM"
-NUM_FILES = 5
-"""Standard input, standard error; the run's listener, owner socket and lock."""
 
 
 def wanted(environment: Mapping[str, str]) -> bool:

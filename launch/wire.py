@@ -24,6 +24,7 @@ from dataclasses import dataclass
 HEADER = struct.Struct("<4sIII")  # magic, body bytes, number of arguments, umask
 MAGIC = b"SPD1"
 SERVER_MAGIC = b"SPS1"  # instead of a rank, a private fork server is asked for (warm.py)
+FILES = {MAGIC: 3, SERVER_MAGIC: 5}  # 0, 1, 2; or 0, 2 and the run's listener, owner socket and lock
 NOTE = struct.Struct("<Ii")  # kind, value
 STARTED, ENDED, FAILED, DIRECTORY, SIGNAL = (ord(c) for c in "PEXDS")
 MAX_BODY = 1 << 20
@@ -77,12 +78,12 @@ def read_exactly(c: socket.socket, size: int) -> bytes:
 def receive_hello(c: socket.socket) -> tuple[bytes, list[int]]:
     """Read a hello; return it unparsed (header and body) with the files received: three of a stub, five of a
     command that wants a server."""
-    head, files, _, _ = socket.recv_fds(c, HEADER.size, 5, socket.MSG_WAITALL)
+    head, files, _, _ = socket.recv_fds(c, HEADER.size, max(FILES.values()), socket.MSG_WAITALL)
     try:
         if len(head) < HEADER.size:
             raise WireError("end of file")
         magic, size, _, _ = HEADER.unpack(head)
-        if size > MAX_BODY or len(files) != {MAGIC: 3, SERVER_MAGIC: 5}.get(magic):
+        if size > MAX_BODY or len(files) != FILES.get(magic):
             raise WireError("not a hello")
         return head + read_exactly(c, size), files
     except (WireError, OSError):

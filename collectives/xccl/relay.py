@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.xccl.relay_base import Arrived, Float32, Lane, RelayBase, Sent, check_array
+from collectives.moe_base import check_array
+from collectives.xccl.relay_base import Arrived, Float32, Lane, RelayBase, Sent
 from collectives.xccl.relay_costs import RelayCosts
 from collectives.xccl.relay_plan import Int32, Int64, by_member, places
 from emulator.errors import InternalError, StateError

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from collectives.moe_base import check_array
 from collectives.xccl.relay_blocks import Stage, block_of
 from collectives.xccl.relay_costs import RelayCosts
 from collectives.xccl.relay_plan import Int32, Int64, Relays
@@ -222,10 +223,3 @@ def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         if value < 1:
             raise UsageError(f"a2e: {name} must be at least 1, got {value}")
-
-
-def check_array(what: str, array: Float32, shape: tuple[int, ...]) -> None:
-    if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise UsageError(
-            f"{what} must be contiguous float32 {list(shape)}, got {array.dtype} {list(array.shape)}"
-        )

@@ -1,6 +1,7 @@
 """Limits are checked before anything starts, and each names its remedy."""
 
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,16 @@ def test_doctor_fails_where_sixteen_ranks_do_not_fit(monkeypatch: pytest.MonkeyP
     found = cmd_doctor._ranks()
     assert (found.value, found.level) == ("0", "bad")
     assert "memory" in found.remedy
+
+
+@pytest.mark.parametrize(("setting", "level"), [("20\n", "note"), ("0\n", "ok"), (None, "ok"), ("", "ok")])
+def test_the_doctor_names_a_kernel_that_moves_pages(
+    setting: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proactive compaction halves the speed of hundreds of ranks; an old kernel has no such setting."""
+    knob = tmp_path / "compaction_proactiveness"
+    if setting is not None:
+        knob.write_text(setting)
+    monkeypatch.setattr(cmd_doctor, "_COMPACTION", knob)
+    found = cmd_doctor._compaction()
+    assert found.level == level and ("sysctl" in found.remedy) == (level == "note")

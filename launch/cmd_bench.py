@@ -31,7 +31,9 @@ from memsem.bench.shapes import (
 _DEFAULT_OPS = {"mem": "put", "verbs": "write", "mpi": "send"}
 _HEAP = 4 << 20
 _PAIR = "pair"
-_HELP = "Measure latency, bandwidth, message rate (lat|bw|rate), collectives (coll), expert parallelism (ep)."
+_HELP = (
+    "Measure latency, bandwidth, message rate (lat|bw|rate), collectives (coll), experts (ep), HTTP (serve)."
+)
 _PAGE = 4096
 
 
@@ -39,19 +41,21 @@ def register(app: typer.Typer) -> None:
     """Add the subcommand."""
     from launch.bench_coll import bench_coll
     from launch.bench_ep import bench_ep
+    from launch.cmd_bench_serve import ManyObjectives, bench_serve
 
     bench = typer.Typer(cls=_Kinds, add_completion=False)
     bench.command(_PAIR, no_args_is_help=True, hidden=True)(bench_command)
     bench.command("coll", no_args_is_help=True)(bench_coll)
     bench.command("ep")(bench_ep)
+    bench.command("serve", cls=ManyObjectives)(bench_serve)
     app.add_typer(bench, name="bench", help=_HELP)
 
 
 class _Kinds(TyperGroup):
-    """`bench lat|bw|rate` is one command of two dies; `bench coll` and `bench ep` are two more."""
+    """`bench lat|bw|rate` is one command of two dies; `bench coll`, `ep` and `serve` are three more."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] in (["coll"], ["ep"]) else [_PAIR, *args])
+        return super().parse_args(ctx, args if args[:1] in (["coll"], ["ep"], ["serve"]) else [_PAIR, *args])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

@@ -24,6 +24,10 @@ def make_checkpoint_command(
         float | None,
         typer.Option("--expert-skew", help="Set it so that the hottest expert has so many mean loads."),
     ] = None,
+    tokenizer: Annotated[
+        bool,
+        typer.Option("--tokenizer", help="Write a small byte-level tokenizer with a chat template, too."),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> int:
     """Write a seeded random DeepSeek-V3 model: config.json and safetensors."""
@@ -36,6 +40,10 @@ def make_checkpoint_command(
         raise UsageError("--expert-skew and --balance-router: the bias cannot be both; leave one out")
     else:
         config = model.make_skewed_checkpoint(directory, preset, seed, skew=expert_skew, overwrite=overwrite)
+    if tokenizer:
+        from serving.api.made_tokenizer import make_tokenizer
+
+        make_tokenizer(directory, config.vocab_size)
     layers, experts = config.num_hidden_layers, config.n_routed_experts
     typer.echo(f"{directory}: {preset}, seed {seed}, {layers} layers, {experts} routed experts")
     return 0

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.model.sampling import SamplingParams
+from serving.model.sampling import GREEDY, SamplingParams
 from serving.recovery.times import RecoveryTimes
 from serving.request import RequestSpec
 
@@ -71,7 +71,7 @@ class ReplayJob:
     redundant_experts: int = 0
     priced_context: int = PRICED_CONTEXT
     check_memory: bool = True
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = GREEDY
     schedule: str = ""
     priced_overrides: dict[str, str] = field(default_factory=dict)
     decode: DecodeOptions | None = None

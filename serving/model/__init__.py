@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from serving.model.model import Model, load_model
     from serving.model.plan import StepPlan
     from serving.model.reference import LogitHash, ReferenceRequest, ReferenceResult, generate
-    from serving.model.sampling import SamplingParams, greedy, sample
+    from serving.model.sampling import GREEDY, SamplingParams, choose, greedy, sample
     from serving.model.skew import make_skewed_checkpoint, skewed_bias, skewed_loads
 
 __all__ = [
+    "GREEDY",
     "PRESETS",
     "Layer",
     "LogitHash",
@@ -31,6 +32,7 @@ __all__ = [
     "Segment",
     "StepPlan",
     "balanced_bias",
+    "choose",
     "combine_in_order",
     "expert_loads",
     "generate",
@@ -54,7 +56,7 @@ _NAMES = {
     "model": ("Model", "load_model"),
     "plan": ("StepPlan",),
     "reference": ("LogitHash", "ReferenceRequest", "ReferenceResult", "generate"),
-    "sampling": ("SamplingParams", "greedy", "sample"),
+    "sampling": ("GREEDY", "SamplingParams", "choose", "greedy", "sample"),
     "skew": ("make_skewed_checkpoint", "skewed_bias", "skewed_loads"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

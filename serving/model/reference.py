@@ -16,7 +16,7 @@ from serving.model.kv_cache import PagedKV
 from serving.model.layers import Layer, combine_in_order
 from serving.model.model import Model, load_model
 from serving.model.plan import StepPlan
-from serving.model.sampling import SamplingParams, sample
+from serving.model.sampling import GREEDY, SamplingParams, sample
 
 __all__ = ["LogitHash", "ReferenceRequest", "ReferenceResult", "forward", "generate", "routed_experts"]
 
@@ -48,7 +48,7 @@ class ReferenceRequest:
 
     prompt: Sequence[int]
     max_tokens: int
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = GREEDY
     seed: int = 0
     choice: int = 0
     stop_token: int | None = None

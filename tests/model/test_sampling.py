@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from emulator.errors import UsageError
-from serving.model import LogitHash, Model, ReferenceRequest, SamplingParams, generate, greedy, sample
+from serving.model import (
+    GREEDY,
+    LogitHash,
+    Model,
+    ReferenceRequest,
+    SamplingParams,
+    generate,
+    greedy,
+    sample,
+)
 from serving.model.sampling import uniform
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 3.0, 2.0])
@@ -22,7 +31,7 @@ def draws(params: SamplingParams, count: int = 4000) -> np.ndarray:
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
     assert greedy(torch.stack([LOGITS, -LOGITS])) == [1, 0]
-    assert sample(LOGITS, SamplingParams(), 0, 0, 0) == 1
+    assert sample(LOGITS, GREEDY, 0, 0, 0) == 1
 
 
 def test_distribution_of_plain_sampling() -> None:
@@ -70,7 +79,7 @@ def test_the_generator_is_pinned() -> None:
     [
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
     ],

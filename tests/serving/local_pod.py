@@ -21,7 +21,7 @@ from serving.engine import RankRecord, ServingEngine
 from serving.forward import Forward, Received
 from serving.model.kv_cache import PagedKV
 from serving.model.model import load_model
-from serving.model.sampling import SamplingParams, sample
+from serving.model.sampling import GREEDY, SamplingParams, sample
 from serving.placement import Placement
 from serving.pricing import PricedModel
 from serving.request import RequestSpec
@@ -174,7 +174,7 @@ def _serve(
         forward,
         Scheduler(limits),
         Dispatcher(specs, lambda spec: limits.refusal(spec) is not None),
-        lambda logits, spec, position: sample(logits, params or SamplingParams(), spec.seed, 0, position),
+        lambda logits, spec, position: sample(logits, params or GREEDY, spec.seed, 0, position),
         record,
         lambda ended, now_ps: None,
     )

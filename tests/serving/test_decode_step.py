@@ -32,7 +32,7 @@ from serving.model.config import ModelConfig, preset_config
 from serving.model.kv_cache import PagedKV
 from serving.model.model import load_model
 from serving.model.reference import ReferenceRequest, generate
-from serving.model.sampling import SamplingParams, sample
+from serving.model.sampling import GREEDY, sample
 from serving.placement import PlacementOptions, place_experts
 from serving.price_tables import COMBINE, DISPATCH, DecodeCase, decode_kernels
 from serving.pricing import PricedModel
@@ -121,7 +121,7 @@ class Pod:
         scheduler, dispatcher = deciders(self.job, self.specs, self.limits, rank)
 
         def sampler(logits: Any, spec: Any, position: int) -> int:
-            return sample(logits, SamplingParams(), spec.seed, 0, position)
+            return sample(logits, GREEDY, spec.seed, 0, position)
 
         status = LocalStatus(self.board, rank)
         ServingEngine(

@@ -1,0 +1,1 @@
+"""`superpod bench serve`: load on an HTTP server, and vLLM's report of it in virtual time."""

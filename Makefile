@@ -31,11 +31,8 @@ run: setup  ## 32 ranks serve a small seeded workload; every token is checked ag
 	@mkdir -p out
 	$(BIN)/superpod replay -n $(RANKS) --token-scale 16 --check-reference --json out/run.json
 
-test: setup-test lint  ## lint, types (beside the suite) and the suite; its sweeps are `make test-sweeps`
-	@$(BIN)/mypy >$(VENV)/types.log 2>&1 & types=$$!; suite=0; \
-	echo "pytest -n $(WORKERS) -m 'not sweep' $(PYTEST_ARGS)"; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not sweep' $(PYTEST_ARGS) || suite=$$?; \
-	wait $$types || suite=$$?; echo "mypy:"; cat $(VENV)/types.log; exit $$suite
+test: setup-test lint  ## lint and the suite; its sweeps are `make test-sweeps`, types are `make types`
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not sweep' $(PYTEST_ARGS)
 
 test-sweeps: setup-test  ## the wide ranges of seeds, loads and sizes of which the suite has samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
@@ -50,7 +47,7 @@ lint: setup-test
 types: setup-test
 	$(BIN)/mypy
 
-check: test
+check: types test test-sweeps  ## everything
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,6 +13,8 @@ from typing import Any
 from launch import paths
 from launch.rankmain import OWN_PACKAGES
 
+_NOT_FOR_RANKS = {"__main__", "testing"}  # run by name; pytest's fixtures, with pytest behind them
+
 
 def preload() -> None:
     """Import what ranks would, so that they find it done. MPI is loaded but not initialised."""
@@ -66,7 +68,7 @@ def _import_all(name: str) -> None:
 
 def _submodules(package: ModuleType) -> Iterable[str]:
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not info.name.rpartition(".")[2].startswith("__main__"):
+        if info.name.rpartition(".")[2] not in _NOT_FOR_RANKS:
             yield info.name
 
 

@@ -45,10 +45,23 @@ def differences(seed, kinds=("python",), variants=({},), module=None, machine=No
     return None, digests
 
 
+SAMPLE = min(COUNT, 12)
+
+
 @pytest.mark.multirank
-@pytest.mark.parametrize("part", range(4))
-def test_random_programs(part):
-    for seed in range(FIRST + part, FIRST + COUNT, 4):
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(FIRST, FIRST + SAMPLE),
+        *(
+            pytest.param(range(FIRST + k, FIRST + COUNT, 4), marks=pytest.mark.sweep)
+            for k in range(SAMPLE, SAMPLE + 4)
+        ),
+    ],
+    ids=str,
+)
+def test_random_programs(seeds):
+    for seed in seeds:
         difference, digests = differences(seed, KINDS, VARIANTS)
         assert difference is None, difference
         assert all(d == digests[0] for d in digests), f"seed {seed}: digests differ between runs or engines"

@@ -75,7 +75,7 @@ def differences(seed, kinds=("python",), variants=({},), machine=None, **extra):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.sweep)])
 def test_random_posts_in_threads(kind, part):
     """A thread per rank, so that many programs are cheap."""
     for seed in range(FIRST + part, FIRST + COUNT, 2):
@@ -149,7 +149,7 @@ def test_trace_of_posts(kind, tmp_path):
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.sweep) for part in (2, 3))])
 def test_random_posts(part):
     """A process per rank, disturbed by the host, in both engines: equal digests too."""
     for seed in range(FIRST + part, FIRST + COUNT // 2, 4):

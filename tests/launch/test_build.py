@@ -55,6 +55,7 @@ def levels(sandbox: Sandbox, target: Path) -> dict[str, str]:
     return {f["name"]: f["level"] for f in report["findings"]}
 
 
+@pytest.mark.sweep  # the set-up of the suite itself is such a build
 @pytest.mark.multirank
 def test_with_a_compiler(sandbox: Sandbox, tmp_path: Path) -> None:
     wheel, target = build(tmp_path)

@@ -13,7 +13,8 @@ from typing import Any
 from launch import paths
 from launch.rankmain import OWN_PACKAGES
 
-_NOT_FOR_RANKS = {"__main__", "testing"}  # run by name; pytest's fixtures, with pytest behind them
+_NOT_FOR_RANKS = ("emulator.testing", "serving.api", "serving.bench")
+"""What no rank wants: fixtures, with pytest behind them; the HTTP server with its libraries; its load."""
 
 
 def preload() -> None:
@@ -68,7 +69,7 @@ def _import_all(name: str) -> None:
 
 def _submodules(package: ModuleType) -> Iterable[str]:
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if info.name.rpartition(".")[2] not in _NOT_FOR_RANKS:
+        if not info.name.startswith(_NOT_FOR_RANKS) and not info.name.endswith(".__main__"):
             yield info.name
 
 

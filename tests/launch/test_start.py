@@ -179,3 +179,15 @@ def test_what_must_be_done_before_any_rank(sandbox: Sandbox, tmp_path: Path, how
     result = sandbox.run([sys.executable, "-c", BEFORE, str(came), how, str(path), str(came)])
     assert result.stdout == said, result.stderr
     sandbox.assert_clean()
+
+
+def test_ranks_hold_no_library_of_the_host_side(sandbox: Sandbox, tmp_path: Path) -> None:
+    """What serves HTTP, makes text or tests would cost every start time and every rank memory.
+    Mutation that fails: let `launch.preload` import `emulator.testing`, `serving.api` or `serving.bench`."""
+    program = tmp_path / "modules.py"
+    program.write_text("import sys\nprint(*sorted({m.split('.')[0] for m in sys.modules}))\n")
+    done = sandbox.run(sandbox.superpod(1, str(program)))
+    assert done.returncode == 0, done.stderr
+    held = set(done.stdout.split())
+    assert {"torch", "serving", "collectives"} <= held
+    assert not held & {"pytest", "fastapi", "uvicorn", "tokenizers", "jinja2", "prometheus_client"}

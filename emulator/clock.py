@@ -55,6 +55,37 @@ def early_warning(error_ns: float, delay_ps: float, dilation: float) -> str | No
     )
 
 
+def clock_said(wall: Mapping[str, Any] | None) -> str:
+    """A run's clock in a few words, with the verdict.
+
+    Args:
+        wall: the honesty report (`wall_table`), or None under the virtual clock.
+    """
+    if wall is None:
+        return "virtual"
+    return f"wall, 1 s lasts {wall['dilation']:g} s; {_verdict(wall['kept'])}"
+
+
+def time_said(wall: Mapping[str, Any] | None) -> str:
+    """What a table's times are."""
+    return "virtual time" if wall is None else f"emulated time; clock: {clock_said(wall)}"
+
+
+def clock_facts(wall: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What each row of a JSON list says of the clock: nothing under the virtual one."""
+    if wall is None:
+        return {}
+    kept = wall["kept"]
+    facts = {"dilation": wall["dilation"], "error": kept["error"], "trustworthy": kept["trustworthy"]}
+    return {"wall": facts}
+
+
+def _verdict(kept: Mapping[str, Any]) -> str:
+    if kept["trustworthy"]:
+        return f"delays off by {100 * kept['error']:.3g} %, trustworthy"
+    return "NOT TRUSTWORTHY: " + "; ".join(kept["reasons"])
+
+
 def quantiles(values: Sequence[int] | npt.NDArray[Any]) -> dict[str, float]:
     """p50, p99 and maximum of host ns, in µs."""
     if not len(values):
@@ -136,7 +167,7 @@ def wall_table(report: Mapping[str, Any]) -> str:
             f"{name:<12}{row['count']:>8}{r['p50_us']:>15.0f}{r['p99_us']:>10.0f}{a['p50_us']:>14.0f}"
             f"{a['p99_us']:>10.0f}{late['p50_us']:>10.0f}{late['p99_us']:>9.0f}{late['max_us']:>10.0f}"
         )
-    verdict = "trustworthy" if kept["trustworthy"] else "NOT TRUSTWORTHY: " + "; ".join(kept["reasons"])
+    verdict = "trustworthy" if kept["trustworthy"] else _verdict(kept)
     lines.append(
         f"error {100 * kept['error']:.2f} % of {kept['requested_s']:.3f} s requested, "
         f"{100 * kept['share_late']:.1f} % of {kept['delays']} delays off by more than 5 %; "

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from emulator.errors import UsageError
 
@@ -40,6 +40,25 @@ CLOCK_KEYS = {
 }
 """Variables that say what the clock is, where the configuration does not."""
 MPI_PLANES = ("ub", "rdma", "vpc")
+
+
+class Limits(NamedTuple):
+    """What a number may be: `low` (not itself if `above`) to `high`, and how to say it."""
+
+    low: float
+    high: float
+    above: bool
+    words: str
+
+
+_POSITIVE = Limits(0.0, 1e9, True, "a number above 0, at most 1e9")
+_DURATION = Limits(0.0, 1e6, False, "a number from 0 to 1e6")
+CLOCK_LIMITS = {
+    "dilation": _POSITIVE,
+    "compute_factor": _POSITIVE,
+    "grace_s": _DURATION,
+    "spin_below_us": _DURATION,
+}
 
 
 @dataclass(frozen=True)
@@ -180,16 +199,30 @@ def number_of(name: str, text: str) -> float:
     return value
 
 
+def in_limits(value: float, limits: Limits) -> bool:
+    """Whether a number is within limits; what is no number is not."""
+    return limits.low <= value <= limits.high and not (limits.above and value == limits.low)
+
+
+def clock_of(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Keys of the clock that the environment gives, its variables before `SUPERPOD_CONFIG`.
+
+    Raises:
+        UsageError: as `read_config`.
+    """
+    environ = os.environ if environ is None else environ
+    told = {key: value for key, value in environment_config(environ).items() if key in CLOCK_KEYS}
+    return {**told, **environment_clock(environ)}
+
+
 def check_clock(config: RunConfig) -> None:
     """Refuse clock settings that mean nothing. Raises: UsageError."""
     _choice("clock", config.clock, CLOCKS)
     _choice("compute", config.compute, COMPUTES)
-    bounds = {"dilation": (1e-6, 1e9), "compute_factor": (1e-6, 1e9), "grace_s": (0.0, 1e6)}
-    bounds["spin_below_us"] = (0.0, 1e6)
-    for name, (low, high) in bounds.items():
+    for name, limits in CLOCK_LIMITS.items():
         value = getattr(config, name)
-        if not low <= value <= high:  # also refuses what is no number
-            raise UsageError(f"configuration: {name} must be {low:g} to {high:g}, got {value!r}")
+        if not in_limits(value, limits):
+            raise UsageError(f"configuration: {name} must be {limits.words}, got {value!r}")
     if config.compute == "measured" and config.clock != "wall":
         raise UsageError("configuration: compute measured takes real time: use it with the wall clock")
 

@@ -92,6 +92,7 @@ PROFILE_KEYS: Final[dict[str, KeySpec]] = {
     "rdma.register_us": KeySpec("us", 0, 10_000_000),
     "vpc.gb_per_s": KeySpec("GB/s", 0.001, 10_000),
     "vpc.latency_us": KeySpec("us", 0, 100_000),
+    "vpc.storage_gb_per_s": KeySpec("GB/s", 0.001, 1_000_000),
     "message.eager_bytes": KeySpec("B", 0, 1 << 30, integer=True),
     **{f"message.{part}_us": KeySpec("us", 0, 10_000) for part in ("send", "isend", "recv", "match")},
     "message.copy_gb_per_s": KeySpec("GB/s", 0.001, 1_000_000),

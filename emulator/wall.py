@@ -15,6 +15,7 @@ from emulator.config import RunConfig
 from emulator.engine.api import Engine, EngineConfig, WallConfig
 
 _DELAYS = 4096
+_MILLION = 1_000_000
 _PROBES, _MEETINGS, _PROBE_NS = 16, 5, 1_000_000
 
 
@@ -23,11 +24,11 @@ def engine_settings(config: RunConfig) -> WallConfig:
     if config.clock == "virtual":
         return WallConfig()
     return WallConfig(
-        dilation_ppm=max(1, round(config.dilation * 1e6)),
+        dilation_ppm=max(1, round(config.dilation * _MILLION)),
         grace_ns=round(config.grace_s * 1e9),
         spin_ns=round(config.spin_below_us * 1e3),
         delays=_DELAYS,
-        measured_ppm=round(config.compute_factor * 1e6) if config.compute == "measured" else 0,
+        measured_ppm=max(1, round(config.compute_factor * _MILLION)) if config.compute == "measured" else 0,
     )
 
 
@@ -78,6 +79,7 @@ def warn_early(config: RunConfig, settings: EngineConfig, board: Board, rank: in
 def result_of(config: RunConfig, engine: Engine, board: Board, end_ps: int) -> dict[str, Any]:
     """The emulated duration, and under "wall" the honesty report if the delays were slept."""
     emulated_s = end_ps / 1e12
+    paced = engine.config.wall.dilation_ppm / _MILLION  # a dilation below a millionth is one
     if config.clock == "virtual":
         return {"virtual_duration_s": emulated_s}
     settings = engine.config
@@ -102,8 +104,8 @@ def result_of(config: RunConfig, engine: Engine, board: Board, end_ps: int) -> d
                 "meeting": quantiles(board.wall[:, 3:5].ravel()),
             },
             "suggested_dilation": needed_dilation(lateness_ns(board), fabric_delay_ps(settings)),
-            "achieved_duration_s": emulated_s + late_ns / 1e9 / config.dilation,
+            "achieved_duration_s": emulated_s + late_ns / 1e9 / paced,
             "operations": by_operation(delays),
-            "kept": judge(sums, config.dilation),
+            "kept": judge(sums, paced),
         },
     }

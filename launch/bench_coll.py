@@ -24,6 +24,7 @@ from collectives.bench.shapes import (
 from collectives.select import checked
 from emulator.errors import UsageError
 from launch import run
+from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
 from memsem.bench.shapes import parse_size, parse_sizes
 
@@ -47,7 +48,7 @@ def bench_coll(
     transport: Annotated[str, typer.Option(help="How bytes move: shared or rma.")] = "shared",
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON rows here as well.")] = None,
 ) -> int:
-    """Measure a collective among --ranks dies in virtual time: the figures do not depend on this host.
+    """Measure a collective among --ranks dies in emulated time: the figures do not depend on this host.
 
     All bytes are really moved and checked, out of place and in place, as long as the buffers of all ranks
     together have no more than --real; larger ones are charged in full and moved in part, and the header says
@@ -73,13 +74,14 @@ def bench_coll(
         "transport": transport,
         "heap_bytes": 1 << 20,
     }
-    told, code = run_bench("coll", ranks, spec._asdict(), config, most_moved(spec, ranks))
+    told, clock, code = run_bench("coll", ranks, spec._asdict(), config, most_moved(spec, ranks))
     if code:
         return code
+    wall = clock.get("wall")
     samples = [CollSample(**row) for row in told]
     if json_out is not None:
-        write_out("--json", json_out, render(spec, samples, "json"))
-    typer.echo(render(spec, samples, form), nl=False)
+        write_out("--json", json_out, render(spec, samples, "json", wall))
+    typer.echo(render(spec, samples, form, wall), nl=False)
     return 0
 
 
@@ -93,8 +95,9 @@ def _note(changed: list[tuple[int, int]]) -> None:
 
 def run_bench(
     kind: str, ranks: int, spec: dict[str, Any], config: dict[str, Any], moved: int = 0
-) -> tuple[Any, int]:
-    """Run `collectives.bench` on all ranks; returns what rank 0 wrote, and the exit code.
+) -> tuple[Any, dict[str, Any], int]:
+    """Run `collectives.bench` on all ranks; returns what rank 0 wrote, how long it took and on what clock
+    (`duration_and_clock`), and the exit code.
 
     moved: bytes of a buffer, of all ranks together. Each rank holds up to four (what is given, sent, received
     and wanted); all publish theirs twice (`collectives.store`).
@@ -102,12 +105,13 @@ def run_bench(
     with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
         out = Path(folder) / "told.json"
         program = ["-m", "collectives.bench", kind, json.dumps(spec), str(out)]
+        config, report = with_report(config, Path(folder))
         result = run.run_job(
             ranks, program, config,
             rank_bytes=4 * moved // ranks, shm_bytes=2 * moved, started_s=run.command_start_s(),
         )  # fmt: skip
         if result.exit_code:
-            return None, result.exit_code
+            return None, {}, result.exit_code
         if not out.exists():
             raise UsageError("bench: the ranks ended without a result")
-        return json.loads(out.read_text()), 0
+        return json.loads(out.read_text()), duration_and_clock(report), 0

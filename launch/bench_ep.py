@@ -50,7 +50,7 @@ def bench_ep(
     transport: Annotated[str, typer.Option(help="How bytes move: shared or rma.")] = "shared",
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON here as well.")] = None,
 ) -> int:
-    """Measure dispatch and combine of expert parallelism in virtual time.
+    """Measure dispatch and combine of expert parallelism in emulated time.
 
     The routing is drawn once from --seed; of a gate, what its router chooses for seeded tokens that went
     through the model's layers before it. Experts return their rows at no charge; what comes home is checked.
@@ -104,13 +104,13 @@ def _measure(spec: EpSpec, ranks: int, machine: str, config: dict[str, Any]) -> 
         load = ep_shapes.loads(spec, ranks)
         most = max(1, int(load.reshape(ranks, -1).sum(axis=1).max()))
         spec = spec._replace(max_rows=most, planes=ep_shapes.planes_of(spec.scheme, spec.library))
-        told, code = run_bench(
+        told, clock, code = run_bench(
             "ep", ranks, spec._asdict(), {**config, "managed_bytes": _managed(spec, ranks)}
         )
     if code:
         return {}, code
     times = np.array(told["times_ps"], np.int64).reshape(ranks, spec.iterations, 3)
-    return ep_shapes.result(spec, machine, times, told["wrong"], load), 0
+    return ep_shapes.result(spec, machine, times, told["wrong"], load) | clock, 0
 
 
 def _managed(spec: EpSpec, ranks: int) -> int:

@@ -8,14 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from emulator.config import CLOCK_KEYS, CLOCKS, COMPUTES, environment_config, number_of
+from emulator.config import CLOCK_KEYS, CLOCK_LIMITS, CLOCKS, COMPUTES, clock_of, in_limits, number_of
 from emulator.errors import UsageError
 
-_COMMANDS = ("run", "replay", "bench", "compare", "calibrate", "decode", "eplb", "chaos")
-_NO_WALL = {
-    "calibrate": "its figures are virtual times of pods of up to 448 ranks, beside published ones",
-    "eplb": "it starts no ranks",
-}
+_COMMANDS = ("run", "replay", "bench", "compare", "calibrate", "decode", "eplb", "chaos", "serve")
+_NO_WALL = {"eplb": "it starts no ranks"}
 _GIVEN = "superpod.clock"
 _CHOICES = {"clock": CLOCKS, "compute": COMPUTES}
 _HELP = {
@@ -36,9 +33,8 @@ def checked(key: str, value: str, name: str = "") -> str:
         if value not in _CHOICES[key]:
             raise UsageError(f"{said}: choose one of {', '.join(_CHOICES[key])}")
         return value
-    least = 1e-6 if key in ("dilation", "compute_factor") else 0.0
-    if not least <= number_of(said, value) <= 1e9:
-        raise UsageError(f"{said}: must be a number from {least:g} to 1e9")
+    if not in_limits(number_of(said, value), CLOCK_LIMITS[key]):
+        raise UsageError(f"{said}: must be {CLOCK_LIMITS[key].words}")
     return value
 
 
@@ -57,9 +53,8 @@ def check_use(command: str, environ: Mapping[str, str], given: Collection[str]) 
         if environ.get(name):
             checked(key, environ[name], "" if key in given else name)
     first = command.split(" ", 1)[0]
-    clock = environ.get(CLOCK_KEYS["clock"]) or environment_config(environ).get("clock", "virtual")
-    if clock == "wall":
-        if first in _NO_WALL and (given or first != "eplb"):
+    if clock_of(environ).get("clock") == "wall":
+        if first in _NO_WALL and given:
             raise UsageError(f"superpod {command} has no wall clock: {_NO_WALL[first]}")
         return
     for key in given:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from emulator.errors import UsageError
 from launch import run
+from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_writable, parse_set, write_out
 from launch.pairs import PAIRS, pair_ranks
 from memsem.bench.formats import render
@@ -83,7 +84,7 @@ def bench_command(
     seed: Annotated[int, typer.Option(min=0, help="Of adversarial delivery.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON rows here as well.")] = None,
 ) -> int:
-    """Measure one operation between two dies, in virtual time: the figures do not depend on this host.
+    """Measure one operation between two dies, in emulated time: the figures do not depend on this host.
 
     bw and rate of --path verbs keep --batch requests in flight all the time, as perftest does (formats
     perftest and json); --format osu posts --batch and waits for all, as OSU does, and so do the other paths.
@@ -114,12 +115,12 @@ def bench_command(
         "seed": seed,
         "heap_bytes": _heap_bytes(spec),
     }
-    samples, code = _run(spec, config)
+    samples, wall, code = _run(spec, config)
     if code:
         return code
     if json_out is not None:
-        write_out("--json", json_out, render(spec, samples, "json"))
-    typer.echo(render(spec, samples, form), nl=False)
+        write_out("--json", json_out, render(spec, samples, "json", wall))
+    typer.echo(render(spec, samples, form, wall), nl=False)
     return 0
 
 
@@ -129,14 +130,17 @@ def _heap_bytes(spec: BenchSpec) -> int:
     return -(-room // _PAGE) * _PAGE
 
 
-def _run(spec: BenchSpec, config: dict[str, Any]) -> tuple[list[Sample], int]:
+def _run(spec: BenchSpec, config: dict[str, Any]) -> tuple[list[Sample], dict[str, Any] | None, int]:
+    """What was measured, what the wall clock has kept (None under the virtual one), and the exit code."""
     with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
         out = Path(folder) / "samples.json"
         program = ["-m", "memsem.bench", json.dumps(dataclasses.asdict(spec)), str(out)]
+        config, report = with_report(config, Path(folder))
         result = run.run_job(spec.peer + 1, program, config, started_s=run.command_start_s())
         if result.exit_code:
-            return [], result.exit_code
+            return [], None, result.exit_code
         if not out.exists():
             raise UsageError("bench: the ranks ended without a result")
         rows = json.loads(out.read_text())
-    return [Sample(**{**row, "times_ps": tuple(row["times_ps"])}) for row in rows], 0
+        wall = duration_and_clock(report).get("wall")
+    return [Sample(**{**row, "times_ps": tuple(row["times_ps"])}) for row in rows], wall, 0

@@ -17,8 +17,10 @@ from collectives.calibrate.plan import GROUPS, Job, chosen
 from collectives.calibrate.report import as_json, rows
 from collectives.calibrate.text import as_text, case_text
 from collectives.calibrate.xccl_job import MANAGED_BYTES
+from emulator.clock import clock_said
 from emulator.errors import UsageError
 from launch import run
+from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import check_choice, check_writable, write_out
 
 
@@ -54,7 +56,7 @@ def calibrate_command(
 ) -> int:
     """Measure published figures again on the emulator: both values, how far apart, label, status.
 
-    Virtual time: the figures do not depend on this host. Jobs of 2 to 448 ranks run one after another.
+    Emulated time: the figures do not depend on this host. Jobs of 2 to 448 ranks run one after another.
     """
     for group in only or []:
         check_choice("--only", group, GROUPS)
@@ -63,20 +65,22 @@ def calibrate_command(
     check_writable("--json", out)
     if case:
         return _measure_cases([parse_case(text) for text in case])
-    values = emulated.decode(_read(decode)) if decode else {}
+    values, walls = emulated.decode(_read(decode)) if decode else {}, dict[str, Any]()
     for job in chosen(only or []):
         typer.echo(f"calibrate: {job.title} ({job.ranks} ranks)", err=True)
-        code = _run(job, job.arguments, values)
+        code = _run(job, values, walls)
         if code:
             return code
     found = rows(values)
-    text = as_json(found, parameters())
+    text = as_json(found, parameters(), walls)
     if as_rows and out is None:
         typer.echo(text)
         return 0
     if out is not None:
         write_out("--json", out, text)
     typer.echo(as_text(found, not measured), nl=False)
+    for title, wall in walls.items():
+        typer.echo(f"{title}: clock {clock_said(wall)}")
     return 0
 
 
@@ -87,10 +91,11 @@ def _read(path: Path) -> Any:
         raise UsageError(f"--decode {path}: cannot be read: {error}") from None
 
 
-def _run(job: Job, arguments: tuple[str, ...], values: dict[str, Value]) -> int:
-    content, code = _content(job.module, job.profile, job.ranks, job.managed_bytes, arguments)
+def _run(job: Job, values: dict[str, Value], walls: dict[str, Any]) -> int:
+    content, clock, code = _content(job.module, job.profile, job.ranks, job.managed_bytes, job.arguments)
     if not code:
         values.update(job.values(content))
+        walls.update({job.title: clock["wall"]} if "wall" in clock else {})
     return code
 
 
@@ -99,11 +104,14 @@ def _measure_cases(cases: list[Case]) -> int:
         profile, _ = job
         here = [case for case in cases if _job_of(case) == job]
         asked = json.dumps([case.row for case in here])
-        content, code = _content("job", profile, max(case.ranks for case in here), MANAGED_BYTES, (asked,))
+        ranks = max(case.ranks for case in here)
+        content, clock, code = _content("job", profile, ranks, MANAGED_BYTES, (asked,))
         if code:
             return code
         for case in here:
             typer.echo(case_text(case, content[case.row]))
+        if "wall" in clock:
+            typer.echo(f"clock {clock_said(clock['wall'])}")
     return 0
 
 
@@ -114,15 +122,17 @@ def _job_of(case: Case) -> tuple[str, int]:
 
 def _content(
     module: str, profile: str, ranks: int, managed_bytes: int, arguments: tuple[str, ...]
-) -> tuple[dict[str, Any], int]:
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """What a job found, its duration and clock, and its exit code."""
     with tempfile.TemporaryDirectory(prefix="superpod-calibrate-") as folder:
         out = Path(folder) / "found.json"
         program = ["-m", "collectives.calibrate", module, *arguments, str(out)]
-        config = {"profile": profile, "managed_bytes": managed_bytes}
+        config, report = with_report({"profile": profile, "managed_bytes": managed_bytes}, Path(folder))
         result = run.run_job(ranks, program, config, started_s=run.command_start_s())
         if result.exit_code:
-            return {}, result.exit_code
+            return {}, {}, result.exit_code
         if not out.exists():
             raise UsageError("calibrate: the ranks ended without a result")
         found: dict[str, Any] = json.loads(out.read_text())
-    return found, 0
+        clock = duration_and_clock(report)
+    return found, clock, 0

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from emulator.config import clock_of
 from emulator.errors import UsageError
 from emulator.faults import KINDS, FaultPlan
 from emulator.faults.generate import BEATEN, INJECTED, SERVED, generate
@@ -33,6 +34,7 @@ from serving.replay import Replay
 _FAILED = 1
 _MARGIN = 1.1
 """What a run under faults may take over the sum of its parts: steps form anew after a pause."""
+_PS_PER_S = 10**12
 _DEFAULT_KINDS = ("kill", "kill_in_lock", "freeze", "slow", "gc_pause", "page_fault")
 
 
@@ -58,7 +60,9 @@ class Campaign:
 
         self.runs += 1
         place = self.directory / f"run-{self.runs}"
-        served = serve(self.replay, plan, place, self.times_ps, self.limit_s)
+        served = serve(self.replay, plan, place, self.times_ps, self._limit_s(plan))
+        if not plan.faults:
+            print("".join(f"{text}\n" for text in served.warnings), end="", file=sys.stderr)
         violations = check(served, self.replay.specs, self.answers, self._deadline_ps(plan))
         entry = record(served, self.replay.specs, self.answers, violations, self.calm_ps)
         if not plan.faults and not violations:
@@ -66,6 +70,16 @@ class Campaign:
         for file in sorted(place.rglob("*"), reverse=True):
             file.unlink() if file.is_file() else file.rmdir()
         return entry, timeline(served, entry, self.replay.specs)
+
+    def _limit_s(self, plan: FaultPlan) -> float | None:
+        """Host seconds of a round; under the wall clock what is slept comes on top, and the calm run, which
+        says how long that is, has no limit but the engine's own."""
+        clock = clock_of()
+        if clock.get("clock", "virtual") == "virtual":
+            return self.limit_s
+        if not self.calm_ps:
+            return None
+        return self.limit_s + float(clock.get("dilation", 1.0)) * self._deadline_ps(plan) / _PS_PER_S
 
     def _deadline_ps(self, plan: FaultPlan) -> int:
         """By when every request must have ended: the calm run stretched by slow dies, once a life, and the
@@ -106,7 +120,7 @@ def register(app: typer.Typer) -> None:
         heartbeat_period: Period = None,
         heartbeat_timeout: Timeout = None,
         limit_s: Annotated[
-            float, typer.Option(min=1.0, help="Host seconds after which a round hangs.")
+            float, typer.Option(min=1.0, help="Host seconds beyond what is slept after which a round hangs.")
         ] = 60.0,
         json_out: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
         plot: Annotated[Path | None, typer.Option(help="Write the last plan's time-line (SVG) here.")] = None,

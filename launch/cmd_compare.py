@@ -22,6 +22,7 @@ from collectives.compare.workloads import WORKLOADS, Setting, check, make
 from emulator.errors import UsageError
 from emulator.profile import load_profile
 from launch import run
+from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
 from memsem.bench.labels import path_label
 from memsem.bench.shapes import parse_sizes
@@ -129,11 +130,13 @@ def _room(spec: dict[str, Any], num_ranks: int) -> dict[str, int]:
 def _run(spec: dict[str, Any], num_ranks: int, config: dict[str, Any]) -> tuple[Comparison | None, int]:
     with tempfile.TemporaryDirectory(prefix="superpod-compare-") as folder:
         program = ["-m", "collectives.compare", json.dumps(spec), folder]
+        config, report = with_report(config, Path(folder))
         result = run.run_job(num_ranks, program, config, started_s=run.command_start_s())
         if result.exit_code:
             return None, result.exit_code
         files = [Path(folder) / f"{rank}.json" for rank in range(num_ranks)]
-        return merge(spec["op"], [json.loads(file.read_text()) for file in files]), 0
+        merged = merge(spec["op"], [json.loads(file.read_text()) for file in files])
+        return dataclasses.replace(merged, clock=duration_and_clock(report)), 0
 
 
 def _tell(comparison: Comparison, json_out: Path | None, plot_out: Path | None) -> int:

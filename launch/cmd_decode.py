@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from emulator.clock import clock_said
 from emulator.errors import SuperpodError
 from launch import paths, run
 from launch.cmd_replay import _RANK_BYTES, _STOPPED, _host, _job_directory
@@ -151,6 +152,8 @@ def _tell(result: dict[str, Any], json_out: Path | None, show_inputs: bool) -> i
         console.print(inputs_table(result))
     host = result["host"]
     console.print(f"wall {host['wall_s']:.0f} s, start {host['startup_wall_s']:.0f} s, {host['pss_gb']} GB")
+    if "wall" in result:
+        console.print(f"clock: {clock_said(result['wall'])}; it starts when the contexts are filled")
     if json_out is not None:
         write_out("--json", json_out, json.dumps(result, indent=2) + "\n")
     return 0 if result["within_bounds"] else _OUTSIDE

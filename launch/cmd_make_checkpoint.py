@@ -28,12 +28,22 @@ def make_checkpoint_command(
         bool,
         typer.Option("--tokenizer", help="Write a small byte-level tokenizer with a chat template, too."),
     ] = False,
+    drift: Annotated[
+        int | None,
+        typer.Option(help="With --expert-skew: hot experts move so often in a replay of this model."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> int:
     """Write a seeded random DeepSeek-V3 model: config.json and safetensors."""
     from serving import model  # torch takes a second: only this command needs it
 
-    if expert_skew is None:
+    if drift is not None:
+        if expert_skew is None or balance_router:
+            raise UsageError("--drift moves hot experts: give --expert-skew as well, and no --balance-router")
+        config = model.make_drifting_checkpoint(
+            directory, preset, seed, skew=expert_skew, sections=drift, overwrite=overwrite
+        )
+    elif expert_skew is None:
         make = model.make_balanced_checkpoint if balance_router else model.make_checkpoint
         config = make(directory, preset, seed, overwrite=overwrite)
     elif balance_router:

@@ -31,6 +31,7 @@ from launch.helper import Helper
 from launch.recovery_options import Period, Timeout, Way, recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
+from serving.eplb.options import eplb_options
 from serving.job import ReplayJob, read_reference, read_results
 from serving.model import ModelConfig, SamplingParams, preset_config
 from serving.replay import Replay, merge, plan_replay, recorded_schedule, write_replay
@@ -91,6 +92,12 @@ def register(app: typer.Typer) -> None:
         transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
         shared_experts: Annotated[str, typer.Option(help="local, or placed like routed ones.")] = "local",
         redundant_experts: Annotated[int, typer.Option(help="Expert replicas beyond one each.")] = 0,
+        eplb: Annotated[
+            str | None, typer.Option(help="Balance experts while serving: xdeepserve or deepseek.")
+        ] = None,
+        eplb_step_interval: Annotated[
+            int | None, typer.Option(help="Steps between two balancings (else 32).")
+        ] = None,
         show_placement: Annotated[
             bool, typer.Option("--show-placement", help="Print which experts live where.")
         ] = False,
@@ -167,6 +174,7 @@ def register(app: typer.Typer) -> None:
                 sampling=SamplingParams(temperature, top_p=top_p),
                 schedule="" if fixed is None else str(place),
                 recovery=in_place,
+                eplb=eplb_options(eplb, eplb_step_interval),
             )
             plan = plan_replay(job, config, lines, time_scale, max_output, fixed, compared)
             if show_placement:

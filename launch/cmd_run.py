@@ -14,6 +14,7 @@ import typer
 from emulator.config import DELIVERIES, FAULTS_KEY, MPI_PLANES, TRANSPORTS, environment_config
 from emulator.errors import UsageError
 from launch import run
+from launch.clock_report import duration_and_clock, with_report
 
 
 def parse_set(pairs: list[str]) -> dict[str, str]:
@@ -170,8 +171,12 @@ def run_command(
     check_pod(num_ranks, config["profile"], config["set"])
     if check_races and trace_out is not None:
         raise UsageError("--check-races keeps its own records: run without --trace-out")
+    report: Path | None = None
     with contextlib.ExitStack() as held:
-        report = _with_faults(held, config, faults, num_ranks)
+        faulty = _with_faults(config, faults, num_ranks)
+        if faulty or json_out is not None:
+            place = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-report-"))
+            config, report = with_report(config, Path(place))
         if check_races:
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-races-"))
             config.update(check_races=True, trace=folder)
@@ -186,29 +191,23 @@ def run_command(
             measure_memory=json_out is not None,
             started_s=run.command_start_s(),
         )
-        fault_log = read_fault_log(report)
+        told = duration_and_clock(report) | read_fault_log(report if faulty else None)
         races = report_races(folder) if check_races and result.exit_code == 0 else 0
     if json_out is not None:
-        write_out("--json", json_out, json.dumps(dataclasses.asdict(result) | fault_log, indent=2) + "\n")
+        write_out("--json", json_out, json.dumps(dataclasses.asdict(result) | told, indent=2) + "\n")
     return result.exit_code or races
 
 
-def _with_faults(
-    held: contextlib.ExitStack, config: dict[str, Any], plan: Path | None, num_ranks: int
-) -> Path | None:
-    """Put a fault plan into the configuration, checked; return where the run's report will be, if there is a
-    plan. Raises UsageError."""
+def _with_faults(config: dict[str, Any], plan: Path | None, num_ranks: int) -> bool:
+    """Put a fault plan into the configuration, checked; whether there is one. Raises UsageError."""
     plan = plan or (Path(given) if (given := os.environ.get(FAULTS_KEY)) else None)
     if plan is None:
-        return None
+        return False
     from launch.replay_faults import load_checked
 
     loaded = load_checked(plan, num_ranks, config["profile"], config["set"])
     config.update(faults=str(plan.resolve()), keep_going=config["keep_going"] or loaded.kills)
-    if config.get("report") is None:
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-faults-"))
-        config["report"] = str(Path(folder) / "report.json")
-    return Path(config["report"])
+    return True
 
 
 def read_fault_log(report: Path | None) -> dict[str, Any]:

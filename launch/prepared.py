@@ -38,4 +38,5 @@ def read(directory: Path) -> dict[str, Any]:
         how = f"mpirun -n {plan.job.num_ranks} superpod-rank -m serving {directory}"
         raise UsageError(f"{directory}: its ranks have not run to their end: {how}")
     machine = json.loads((directory / "machine.json").read_text())
-    return {**merge(plan, read_results(directory), machine, None), "host": machine["host"]}
+    wall = {"wall": machine["wall"]} if "wall" in machine else {}
+    return {**merge(plan, read_results(directory), machine, None), **wall, "host": machine["host"]}

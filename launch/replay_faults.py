@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from emulator.clock import clock_said
+from emulator.config import clock_of
 from emulator.faults import FaultPlan
 from emulator.faults.log import never_fired
 from emulator.profile import load_profile
@@ -55,7 +57,9 @@ def replay_under(
     """
     opening.wait()
     times = restart_times(TIMES_FILE)
-    served = serve(replay, plan, own.path / "rounds", times, _LIMIT_S)
+    is_slept = clock_of().get("clock") == "wall"
+    limit_s = None if is_slept else _LIMIT_S
+    served = serve(replay, plan, own.path / "rounds", times, limit_s)
     answers = {e.request: (e.tokens, e.logits_sha256) for e in served.endings if e.error is None}
     if reference is not None:
         write_replay(replay, own.path)
@@ -68,6 +72,8 @@ def replay_under(
 
 
 def _tell(served: Served, entry: dict[str, Any], compared: bool, json_out: Path | None) -> int:
+    for text in served.warnings:
+        print(text, file=sys.stderr)
     numbers = summary([entry])
     Console().print(fault_table(entry, numbers, compared))
     result = {**entry, "tokens_equal_reference": (not entry["violations"]) if compared else None}
@@ -105,5 +111,6 @@ def fault_table(entry: Mapping[str, Any], numbers: Mapping[str, Any], compared: 
         f"{entry['failed']} failed, {len(entry['restarts'])} restarts, "
         f"{len(entry['recoveries'])} recoveries in place; last token at "
         f"{entry['last_token_ps'] / PS_PER_S:.6f} s; {numbers['wall_s_a_plan']:.1f} s on this machine"
+        + "".join(f"; clock: {clock_said(wall)}" for wall in entry.get("wall", []))
     )
     return table

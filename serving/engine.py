@@ -83,6 +83,8 @@ class RankRecord:
     """Pages of KV lost here (`serving.recovery.pages`)."""
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     """Deaths this rank has gone on after (`serving.recovery.in_place`)."""
+    balancing: list[dict[str, Any]] = field(default_factory=list)
+    """Rounds of balancing experts (`serving.eplb.balancer`)."""
 
     def as_dict(self, rank: int, end_ps: int) -> dict[str, Any]:
         return {
@@ -97,6 +99,7 @@ class RankRecord:
             **({"decode": self.decode} if self.decode else {}),
             **({"page_faults": self.page_faults} if self.page_faults else {}),
             **({"recoveries": self.recoveries} if self.recoveries else {}),
+            **({"balancing": self.balancing} if self.balancing else {}),
         }
 
     def ending(self, rank: int, request: Request) -> dict[str, Any]:
@@ -121,6 +124,7 @@ class ServingEngine:
         ended: called with each request that has ended here.
         emitted: called with each request that has given a token, and the hash of its logits so far.
         lost: requests whose KV has been lost since it was asked last.
+        between_steps: called on every rank before a step, with the time all agree on.
         open_request: makes the request that is handed to this rank.
 
     Args:
@@ -149,6 +153,7 @@ class ServingEngine:
         self.emitted: Callable[[Request, str], None] | None = None
         self.open_request: Callable[[RequestSpec], Request] = Request
         self.lost: Callable[[], Sequence[int]] = tuple
+        self.between_steps: Callable[[int], None] = lambda now_ps: None
         self._in_flight: Sequence[Segment] = ()
 
     def run(self) -> None:
@@ -163,6 +168,7 @@ class ServingEngine:
                 self._sleep_until(arrival_ps)
                 self._hand_out(loads, arrival_ps)
             if loads.any():
+                self.between_steps(now_ps)
                 self._step()
             self._progress(self._num_ended, self._clock.now_ps)
 

@@ -8,7 +8,7 @@ tokens sleeps through the exchanges that bring it nothing (`idle`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class Received:
     @property
     def count(self) -> int:
         return len(self.rows)
+
+
+Observer = Callable[[int, NDArray[np.int64], NDArray[np.int64]], None]
+"""(MoE layer, experts [T, K], priced rows of each token [T])."""
 
 
 class ExpertLink(Protocol):
@@ -110,12 +114,20 @@ class Forward:
         self._time = time
         self.faults: Faults = NoFaults()
         """Who is told that a request's rows are dispatched and combined."""
-        self._my_slots = [int(e) for e in placement.slot_expert[rank]]
         moe = [plan for plan in plans if plan.is_moe]
         self._moe_layers = [model.layer(plan.index) for plan in moe]
         self._moe_repeats = [plan.repeat for plan in moe]
         self._idle_costs = [(charges.dispatch(0, p.repeat), charges.combine(p.repeat)) for p in moe]
+        self._tables: list[Placement] = []
+        self.place([placement] * len(moe))
+        self.observe: Observer | None = None
+        """Who counts what tokens choose."""
         self._shared_column = np.array([placement.num_routed], dtype=np.int64)
+
+    def place(self, tables: Sequence[Placement]) -> None:
+        """Route by these from the next step on, one for each MoE layer: same ranks, slots and experts."""
+        self._tables = list(tables)
+        self._my_slots = [table.slot_expert[self._rank].tolist() for table in tables]
 
     def step(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Compute one step over my batch; returns float32[answers of all segments, vocab] logits."""
@@ -157,7 +169,7 @@ class Forward:
     def regroup(self, placement: Placement, charges: Charges) -> None:
         """Go on with other experts in my slots, among other ranks."""
         self._placement, self._charges = placement, charges
-        self._my_slots = [int(e) for e in placement.slot_expert[self._rank]]
+        self.place([placement] * len(self._moe_layers))
         self._idle_costs = [(charges.dispatch(0, k), charges.combine(k)) for k in self._moe_repeats]
 
     def _moe(
@@ -165,13 +177,15 @@ class Forward:
     ) -> torch.Tensor:
         h = layer.norm(x)
         experts, weights = layer.route(h)
-        slots, factors = self._route_slots(experts.numpy(), weights.numpy(), batch.positions)
+        moe_index = plan.index - (len(self._plans) - len(self._moe_layers))
+        if self.observe is not None:
+            self.observe(moe_index, experts.numpy(), batch.shares)
+        slots, factors = self._route_slots(moe_index, experts.numpy(), weights.numpy(), batch.positions)
         costs = self._charges.dispatch(charge.rows * slots.shape[1], plan.repeat)
         self._announce("dispatch", batch)
         received = self._link.dispatch(h.numpy(), slots, batch.shares, costs)
         if not self._placement.shared_placed:
             self._compute("experts", plan.repeat * charge.shared_ps)
-        moe_index = plan.index - (len(self._plans) - len(self._moe_layers))
         results = self._experts(moe_index, received)
         self._announce("combine", batch)
         routed = torch.from_numpy(
@@ -187,14 +201,18 @@ class Forward:
                 self.faults.point(state, request=request)
 
     def _route_slots(
-        self, experts: NDArray[np.int64], weights: NDArray[np.float32], positions: NDArray[np.int64]
+        self,
+        moe_index: int,
+        experts: NDArray[np.int64],
+        weights: NDArray[np.float32],
+        positions: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Physical slots and weights [T, K]; a placed shared expert is one more column, of weight 1, last."""
         if self._placement.shared_placed:
             column = np.broadcast_to(self._shared_column, (len(experts), 1))
             experts = np.concatenate([experts, column], axis=1)
             weights = np.concatenate([weights, np.ones((len(weights), 1), np.float32)], axis=1)
-        return self._placement.slots_for(experts, positions, self._rank), weights
+        return self._tables[moe_index].slots_for(experts, positions, self._rank), weights
 
     def _experts(self, moe_index: int, received: Received) -> NDArray[np.float32]:
         """Run my experts of one layer over the rows received, grouped by slot; float32[R, hidden]."""
@@ -210,7 +228,7 @@ class Forward:
         for slot in np.flatnonzero(received.rows_per_slot).tolist():
             end = first + int(received.rows_per_slot[slot])
             rows = torch.from_numpy(received.rows[first:end])
-            results[first:end] = self._expert(layer, self._my_slots[slot], rows).numpy()
+            results[first:end] = self._expert(layer, self._my_slots[moe_index][slot], rows).numpy()
             first = end
         return results
 

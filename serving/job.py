@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.eplb.options import EplbOptions
 from serving.model.sampling import GREEDY, SamplingParams
 from serving.recovery.times import RecoveryTimes
 from serving.request import RequestSpec
@@ -55,7 +56,7 @@ class ReplayJob:
     priced size has no room. schedule: directory of the schedule to follow (`write_schedule`); empty: live.
     priced_overrides: of the priced model's numbers. decode: measure decode steps (`serving.decode`), with
     request i on rank i // max_seqs; None: an ordinary replay. recovery: the times of recovery in place after
-    deaths; None: who loses another rank ends.
+    deaths; None: who loses another rank ends. eplb: how experts are balanced while serving; None: not at all.
     """
 
     model_dir: str
@@ -76,15 +77,17 @@ class ReplayJob:
     priced_overrides: dict[str, str] = field(default_factory=dict)
     decode: DecodeOptions | None = None
     recovery: RecoveryTimes | None = None
+    eplb: EplbOptions | None = None
 
     @staticmethod
     def read(directory: str | Path) -> ReplayJob:
         fields = json.loads((Path(directory) / "job.json").read_text())
-        decode, recovery = fields["decode"], fields["recovery"]
+        decode, recovery, eplb = fields["decode"], fields["recovery"], fields["eplb"]
         made = {
             "sampling": SamplingParams(**fields["sampling"]),
             "decode": None if decode is None else DecodeOptions(**decode),
             "recovery": None if recovery is None else RecoveryTimes(**recovery),
+            "eplb": None if eplb is None else EplbOptions(**eplb),
         }
         return ReplayJob(**(fields | made))
 

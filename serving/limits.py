@@ -76,6 +76,8 @@ def exchange_sizes(
     a_request = job.batched_tokens // job.token_scale + 1
     pod_tokens = min(job.num_ranks * max_tokens, sum(min(a_request, s.prompt_tokens) for s in specs))
     held = int((placement.slot_expert != EMPTY).sum(axis=1).max())
+    if job.eplb is not None:
+        held = placement.slots_per_rank
     if job.recovery is not None:
         held = min(_SURVIVORS * held, len(placement.num_replicas))
     most = pod_tokens * min(top_k + placement.shared_placed, held)

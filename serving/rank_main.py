@@ -13,6 +13,7 @@ from serving.charges import Charges
 from serving.decode.forward import DecodeForward, skew_router
 from serving.decode.jitter import Jitter
 from serving.engine import Clock, RankRecord, ServingEngine, StatusBoard
+from serving.eplb.attach import balance
 from serving.fixed import deciders
 from serving.forward import Forward
 from serving.job import Progress, ReplayJob, append_ending, append_result
@@ -78,7 +79,10 @@ def serve_on(
     start_ps = device.now_ps
     record.time.add("other", start_ps)
     give_back()  # what start-up has touched; the first step is the largest
-    device.engine.start_clock()  # setting up took the host a while
+    if common.job.decode is None:
+        device.engine.start_clock()  # setting up took the host a while
+    else:
+        device.engine.hold_clock()  # filling the contexts is setting up; `DecodeForward` starts the clock
     try:
         run()
     except (RankLostError, DeadlockError) as error:
@@ -123,7 +127,7 @@ def build(
     else:
         jitter = Jitter.from_entries(priced.entries, job.seed) if job.decode.jitter else Jitter()
         skew_router(model, float(priced.entries.value("decode.router_skew")), job.seed)
-        forward = DecodeForward(*parts, job.decode, jitter, record.decode)
+        forward = DecodeForward(*parts, job.decode, jitter, record.decode, device.engine.start_clock)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank)
     pod_status = PodStatus(device, record)
     clock: Clock = device
@@ -146,6 +150,8 @@ def build(
     page_faults = PageFaults(kv, device, record.page_faults)
     engine.lost = page_faults.take
     device.faults.on("page_fault", page_faults.strike)
+    if job.eplb is not None:
+        balance(engine, forward, model, device, common, record)
     if job.recovery is None:
         return engine, record, kv, engine.run
 

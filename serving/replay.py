@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from emulator.profile import Profile, load_profile
 from emulator.topology import Topology
 from serving.charges import LayerPlan, check_batch, kv_capacity, plan_layers
+from serving.eplb.room import check_eplb, eplb_bytes
 from serving.job import ReplayJob, write_requests, write_schedule
 from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes, touched_bytes
 from serving.model.config import ModelConfig
@@ -76,7 +77,10 @@ def plan_replay(
     plans = plan_layers(config, priced)
     placement = job_placement(job, config)
     check_batch(job.batched_tokens, job.max_seqs)
-    options = WorkloadOptions(config.vocab_size, job.token_scale, time_scale, max_output, job.seed)
+    check_eplb(job, priced)
+    options = WorkloadOptions(
+        config.vocab_size, job.token_scale, time_scale, max_output, job.seed, config.vocab_sections
+    )
     specs = make_requests(trace, options)
     limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
     top_k = config.num_experts_per_tok
@@ -84,6 +88,8 @@ def plan_replay(
     memory = machine_bytes(
         sizes, top_k + placement.shared_placed, config.hidden_size, placement.slots_per_rank
     )
+    if job.eplb is not None:
+        memory |= eplb_bytes(job, config, placement, memory)
     touched = touched_bytes(sizes, config.hidden_size, placement.slots_per_rank)
     identity = identify(config, specs, _settings(job))
     for schedule in (fixed, compared):
@@ -160,8 +166,25 @@ def merge(
         "bottleneck": binding_resource(results, ports),
         "schedule": _schedule_facts(replay, schedule),
         "invariants": invariants,
+        **balancing_facts(replay, results),
         "labels": _labels(replay),
         "configuration": _configuration(replay),
+    }
+
+
+def balancing_facts(replay: Replay, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What live balancing has done, as rank 0 tells it; nothing where there was none."""
+    if replay.job.eplb is None:
+        return {}
+    rounds = results[0].get("balancing", []) if results else []
+    whole = [r for r in rounds if "restored_ps" in r]
+    return {
+        "eplb": {
+            "rounds": rounds,
+            "moves": sum(r["moves"] for r in whole),
+            "moved_bytes": sum(r["moved_bytes"] for r in whole),
+            "rounds_completed": len(whole),
+        }
     }
 
 
@@ -195,6 +218,7 @@ def _configuration(replay: Replay) -> dict[str, Any]:
         "max_seqs": job.max_seqs,
         "shared_experts": job.shared_experts,
         "redundant_experts": job.redundant_experts,
+        "eplb": None if job.eplb is None else asdict(job.eplb),
         "temperature": job.sampling.temperature,
         "executed_layers": len(replay.plans),
         "priced_layers": sum(plan.repeat for plan in replay.plans),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from emulator.clock import time_said
 from serving.ledger import BUCKETS
 from serving.placement import EMPTY, Placement, home_rank
 from serving.schedule import describe
@@ -22,8 +23,8 @@ _CLASSES = ("die itself", "same chip", "same node", "pod")
 
 
 def serving_table(result: Mapping[str, Any]) -> Table:
-    """Counts, throughput and latencies under the names of vLLM's `bench serve`; all in virtual time."""
-    table = Table(title="Serving benchmark result (virtual time)", show_header=False)
+    """Counts, throughput and latencies under the names of vLLM's `bench serve`; all in emulated time."""
+    table = Table(title=f"Serving benchmark result ({time_said(result.get('wall'))})", show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
     table.add_row("Successful requests", str(result["completed"]))

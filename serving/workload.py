@@ -29,6 +29,8 @@ class WorkloadOptions:
     token_scale: priced prompt tokens a functional one stands for; divides 512.
     time_scale: arrivals are divided by it (2 = twice the load).
     max_output: at most so many output tokens a request; None = as the trace says.
+    sections: of the vocabulary; request i of K takes its prompt from section i * sections // K, so contents
+        drift. (Equal blocks of a trace are then equal tokens within a section only.)
     vocab: functional vocabulary. seed: of contents and of every request's sampler.
     """
 
@@ -37,6 +39,7 @@ class WorkloadOptions:
     time_scale: float = 1.0
     max_output: int | None = None
     seed: int = 0
+    sections: int = 1
 
     def __post_init__(self) -> None:
         if self.token_scale < 1 or BLOCK_TOKENS % self.token_scale:
@@ -59,7 +62,7 @@ def make_requests(trace: Sequence[TraceRequest], options: WorkloadOptions) -> li
             RequestSpec(
                 request_id=request_id,
                 arrival_ps=int(line.arrival_ps / time_scale),
-                prompt=prompt_tokens(line, request_id, options),
+                prompt=_in_section(prompt_tokens(line, request_id, options), request_id, len(trace), options),
                 priced_prompt=line.input_length,
                 scale=options.token_scale,
                 max_output=max_output,
@@ -68,6 +71,15 @@ def make_requests(trace: Sequence[TraceRequest], options: WorkloadOptions) -> li
             )
         )
     return specs
+
+
+def _in_section(
+    tokens: NDArray[np.int64], request_id: int, requests: int, options: WorkloadOptions
+) -> NDArray[np.int64]:
+    if options.sections == 1:
+        return tokens
+    size = options.vocab // options.sections
+    return tokens % size + request_id * options.sections // requests * size
 
 
 def prompt_tokens(line: TraceRequest, request_id: int, options: WorkloadOptions) -> NDArray[np.int64]:

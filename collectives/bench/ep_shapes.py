@@ -18,6 +18,7 @@ import numpy.typing as npt
 from collectives.ep.routing import KINDS, routing
 from collectives.ep.traffic import SCHEMES
 from collectives.libraries import LIBRARIES
+from emulator.clock import time_said
 from emulator.errors import UsageError
 
 Int64 = npt.NDArray[np.int64]
@@ -197,7 +198,7 @@ def table(facts: dict[str, Any]) -> str:
     lines = [
         f"# {facts['backend']} ({facts['library']}) on {facts['machine']}: {facts['world_size']} ranks, "
         f"{facts['num_experts']} experts, {facts['num_tokens']} tokens, top-{facts['top_k']}, "
-        f"hidden {facts['hidden_size']}, routing {facts['routing_mode']}; virtual time, us",
+        f"hidden {facts['hidden_size']}, routing {facts['routing_mode']}; us, {time_said(facts.get('wall'))}",
         f"{'':<12}" + "".join(f"{name:>12}" for name in columns),
     ]
     for name in ("dispatch", "combine", "end_to_end"):

@@ -8,10 +8,11 @@ and most over ranks, microseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectives.bench.shapes import DTYPES, REDUCING, ROOTED, CollSample, CollSpec
+from emulator.clock import clock_facts, clock_said
 
 _OSU_NAMES = {
     "all_reduce": "Allreduce",
@@ -28,12 +29,16 @@ _OSU_NAMES = {
 }
 
 
-def render(spec: CollSpec, samples: Sequence[CollSample], form: str) -> str:
+Wall = Mapping[str, Any] | None
+"""The honesty report of a run under the wall clock (`emulator.clock`)."""
+
+
+def render(spec: CollSpec, samples: Sequence[CollSample], form: str, wall: Wall = None) -> str:
     """Return the whole output in one of `shapes.FORMATS`, ending with a newline."""
-    return {"nccl": nccl, "osu": osu, "json": as_json}[form](spec, samples)
+    return {"nccl": nccl, "osu": osu, "json": as_json}[form](spec, samples, wall)
 
 
-def nccl(spec: CollSpec, samples: Sequence[CollSample]) -> str:
+def nccl(spec: CollSpec, samples: Sequence[CollSample], wall: Wall = None) -> str:
     """The table of {all_reduce,...}_perf."""
     first, halves = samples[0], [(s, *half) for s in samples for half in s.halves()]
     wrong, bandwidths = sum(bad for *_, bad in halves), [s.busbw(spec.coll, us) for s, us, _ in halves]
@@ -41,7 +46,10 @@ def nccl(spec: CollSpec, samples: Sequence[CollSample]) -> str:
     lines = [
         f"# nThread 1 nGpus 1 nRanks {first.ranks} minBytes {samples[0].size} maxBytes {samples[-1].size} "
         f"warmup iters: {spec.warmup} iters: {spec.iterations} validation: 1",
-        f"# {spec.coll}, algorithm {used}; virtual time of the slowest rank; GB/s = 10^9 bytes a second",
+        f"# {spec.coll}, algorithm {used}; {'virtual' if wall is None else 'emulated'} time of the "
+        "slowest rank; "
+        "GB/s = 10^9 bytes a second",
+        *_clock(wall),
         f"# moved and checked: {moved(spec, samples)}",
         "#",
         "#" + " " * 62 + "out-of-place" + " " * 23 + "in-place",
@@ -88,7 +96,11 @@ def _rate(value: float) -> str:
     return f"{value:6.2f}" if value < 1000 else f"{value:6.0f}"
 
 
-def osu(spec: CollSpec, samples: Sequence[CollSample]) -> str:
+def _clock(wall: Wall) -> list[str]:
+    return [] if wall is None else [f"# clock: {clock_said(wall)}"]
+
+
+def osu(spec: CollSpec, samples: Sequence[CollSample], wall: Wall = None) -> str:
     """The table of osu_allreduce and its kin with -f."""
     title = f"# OSU MPI {_OSU_NAMES[spec.coll]} Latency Test"
     columns = ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)")
@@ -99,7 +111,7 @@ def osu(spec: CollSpec, samples: Sequence[CollSample]) -> str:
         + f"{spec.iterations:>12}"
         for s in samples
     ]
-    return "\n".join([title, header, *rows]) + "\n"
+    return "\n".join([title, *_clock(wall), header, *rows]) + "\n"
 
 
 def _osu_size(spec: CollSpec, sample: CollSample) -> int:
@@ -107,9 +119,10 @@ def _osu_size(spec: CollSpec, sample: CollSample) -> int:
     return sample.count * DTYPES[spec.dtype]
 
 
-def as_json(spec: CollSpec, samples: Sequence[CollSample]) -> str:
-    """A list of rows; bandwidths GB/s (10^9), times microseconds."""
-    return json.dumps([json_row(spec, sample) for sample in samples], indent=2) + "\n"
+def as_json(spec: CollSpec, samples: Sequence[CollSample], wall: Wall = None) -> str:
+    """A list of rows; bandwidths GB/s (10^9), times microseconds; and what the wall clock has kept, if it was
+    that."""
+    return json.dumps([json_row(spec, sample) | clock_facts(wall) for sample in samples], indent=2) + "\n"
 
 
 def json_row(spec: CollSpec, s: CollSample) -> dict[str, Any]:

@@ -58,8 +58,9 @@ class Meter:
         device = self.device
         tags = device.exchange(BARRIER_CHANNEL, None, 0, tag=device.now_ps).tags
         start = int(tags.max()) + _MARGIN_PS
-        device.sleep_ps(start - device.now_ps - device.engine.config.call_price_ps)
-        assert device.now_ps == start
+        device.sleep_ps(max(0, start - device.now_ps - device.engine.config.call_price_ps))
+        # Under the wall clock the others may have gone on without me; the run says so.
+        assert device.now_ps == start or device.config.clock == "wall"
         return start
 
     def counts(self, mine: Int32 | None) -> Int32:

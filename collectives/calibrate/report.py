@@ -174,13 +174,17 @@ def _size(row: Row) -> float:
     return abs(row.error_pct or 0.0)
 
 
-def as_json(found: list[Row], parameters: Mapping[str, Any]) -> str:
-    """Return all rows, summaries and the numbers they were measured with."""
+def as_json(found: list[Row], parameters: Mapping[str, Any], wall: Mapping[str, Any] | None = None) -> str:
+    """Return all rows, summaries and the numbers they were measured with.
+
+    wall: under the wall clock, by job, its honesty report.
+    """
     return json.dumps(
         {
             "rows": [asdict(row) for row in found],
             "summary": [{**asdict(s), "is_met": s.is_met} for s in summaries(found)],
             "parameters": parameters,
+            **({"wall": wall} if wall else {}),
         },
         indent=1,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collectives.compare.report import NAMES, PATHS, Comparison
+from emulator.clock import clock_said
 from emulator.errors import UsageError
 
 COLOURS = {"mem": "#4878a8", "verbs": "#e08a3c", "mpi": "#5aa469"}
@@ -22,6 +23,8 @@ def plot(comparison: Comparison, path: Path) -> None:
     from matplotlib.figure import Figure  # half a second: only for whoever draws
 
     check_plot(path)
+    wall = comparison.clock.get("wall")
+    kind = "virtual" if wall is None else "emulated"
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     latency, bandwidth = figure.subplots(1, 2)
     for name in PATHS:
@@ -30,9 +33,10 @@ def plot(comparison: Comparison, path: Path) -> None:
         sizes = [row.size for row in rows]
         latency.plot(sizes, [row.virtual_ps / 1e6 for row in rows], **style)
         bandwidth.plot(sizes, [row.gb_per_s for row in rows], **style)
-    for axes, unit in ((latency, "virtual time (µs)"), (bandwidth, "bandwidth (GB/s, payload of all ranks)")):
+    for axes, unit in ((latency, f"{kind} time (µs)"), (bandwidth, "bandwidth (GB/s, payload of all ranks)")):
         axes.set(xscale="log", yscale="log", xlabel="size (B)", ylabel=unit)
         axes.grid(True, which="both", linewidth=0.3)
         axes.legend()
-    figure.suptitle(f"{comparison.op}, {comparison.num_ranks} ranks")
+    said = "" if wall is None else f"; clock: {clock_said(wall)}"
+    figure.suptitle(f"{comparison.op}, {comparison.num_ranks} ranks{said}")
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

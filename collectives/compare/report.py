@@ -13,6 +13,8 @@ from typing import Any
 
 from rich.table import Table
 
+from emulator.clock import time_said
+
 PATHS = ("mem", "verbs", "mpi")
 NAMES = {"mem": "memory windows", "verbs": "verbs queues", "mpi": "MPI messages"}
 BOUND_SHARE = 0.5
@@ -58,12 +60,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All measurements of one `superpod compare`; `labels` say by path where its numbers come from."""
+    """All measurements of one `superpod compare`.
+
+    Attributes:
+        labels: by path, where its numbers come from.
+        clock: `virtual_duration_s` of the run, and `wall` if it had the wall clock.
+    """
 
     op: str
     num_ranks: int
     rows: tuple[Measured, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
+    clock: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -119,6 +127,7 @@ class Comparison:
             "labels": dict(self.labels),
             "wins": self.winning_sizes(),
             "rows": rows,
+            **self.clock,
         }
 
 
@@ -148,14 +157,16 @@ def table(comparison: Comparison) -> Table:
     """The table that `superpod compare` prints."""
     wins = ", ".join(f"{NAMES[path]}: {sizes}" for path, sizes in comparison.winning_sizes().items())
     labels = "; ".join(f"{path} {label}" for path, label in comparison.labels.items())
+    wall = comparison.clock.get("wall")
+    emulated = "virtual µs" if wall is None else "emulated µs"
     result = Table(
-        title=f"compare {comparison.op}, {comparison.num_ranks} ranks (virtual time)",
+        title=f"compare {comparison.op}, {comparison.num_ranks} ranks ({time_said(wall)})",
         caption=f"Fastest (*): {wins}" + (f". Numbers: {labels}" if labels else ""),
     )
     for name in (
         "size",
         "path",
-        "virtual µs",
+        emulated,
         "GB/s",
         "transactions",
         "payload B",
@@ -163,7 +174,7 @@ def table(comparison: Comparison) -> Table:
         "calls",
         "bound by",
     ):
-        numeric = name in ("size", "virtual µs", "GB/s", "payload B", "control B", "calls")
+        numeric = name in ("size", emulated, "GB/s", "payload B", "control B", "calls")
         result.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for size in comparison.sizes:
         best = comparison.winner(size)

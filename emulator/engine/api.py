@@ -513,6 +513,10 @@ class Engine(Protocol):
         """Wall clock: all living ranks meet on the host, and time goes on from the latest clock among them.
         Nothing under the virtual clock. Raises WallDeadlineError if some rank does not come."""
 
+    def hold_clock(self) -> None:
+        """Wall clock: the same meeting, after which emulated time passes without being slept and without
+        counting, until `start_clock`. Nothing under the virtual clock."""
+
     def wall(self, rank: int) -> "tuple[Int64Array, Int64Array]":
         """Sums and last delays of a rank under the wall clock, host ns.
 

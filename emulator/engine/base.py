@@ -307,7 +307,11 @@ class BaseEngine(Checks):
     # ---- the wall clock
     def start_clock(self) -> None:
         if self._paced:
-            self._end(self._start_clock())
+            self._end(self._start_clock(hold=False))
+
+    def hold_clock(self) -> None:
+        if self._paced:
+            self._end(self._start_clock(hold=True))
 
     def wall(self, rank: int) -> tuple[Int64Array, Int64Array]:
         self._rank_arg("wall", rank)

@@ -26,7 +26,7 @@ typedef uint32_t u32;
 #define FOR_EVER 7 /* rnr_retries without end */
 #define MAX_CHANNELS 1024
 #define QUEUES 16 /* match queues of a rank, by context */
-#define SP_VERSION 17 /* of the functions native.py calls; change both together */
+#define SP_VERSION 18 /* of the functions native.py calls; change both together */
 
 enum { SELF, CHIP, NODE, POD };
 enum { RUN, BLOCKED, EXITED, DEAD };

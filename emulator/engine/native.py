@@ -244,8 +244,8 @@ class NativeEngine(BaseEngine):
     def _pace(self) -> int:
         return int(self._lib.sp_pace(self._me))
 
-    def _start_clock(self) -> int:
-        return int(self._lib.sp_start_clock(self._me))
+    def _start_clock(self, hold: bool) -> int:
+        return int(self._lib.sp_start_clock(self._me, int(hold)))
 
     def _wall(self, rank: int) -> tuple[Int64Array, Int64Array]:
         sums, delays = np.empty(9, dtype=np.int64), np.empty((self.config.wall.delays, 4), dtype=np.int64)

@@ -10,7 +10,7 @@ from emulator.engine.posts import INBOX_DTYPE, POST_DTYPE
 from emulator.engine.schedules import SEND_DTYPE, STEP_DTYPE
 from emulator.errors import UsageError
 
-VERSION = 17
+VERSION = 18
 I64, POINTER, INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_version": (I64, []),
@@ -61,7 +61,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sp_drain": (INT, [POINTER]),
     "sp_measure": (INT, [POINTER]),
     "sp_pace": (INT, [POINTER]),
-    "sp_start_clock": (INT, [POINTER]),
+    "sp_start_clock": (INT, [POINTER, INT]),
     "sp_wall": (I64, [POINTER, I64, POINTER, POINTER]),
     "sp_set_jitter": (None, [POINTER, I64, I64, ctypes.c_uint64]),
 }

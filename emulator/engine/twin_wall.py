@@ -14,6 +14,7 @@ from emulator.engine.twin_memory import Memory
 
 SHORTEST_NS = 1_000
 AGAIN_NS = 100_000
+LONGEST_NS = 1 << 61
 
 
 class TwinWall(BaseEngine):
@@ -33,7 +34,7 @@ class TwinWall(BaseEngine):
         raise NotImplementedError
 
     def _span(self, ps: int) -> int:
-        return ps * self.config.wall.dilation_ppm // 10**9
+        return min(ps * self.config.wall.dilation_ppm // 10**9, LONGEST_NS)
 
     def _due(self, t: int) -> int:
         return int(self._memory.facts[Memory.WALL_START]) + self._span(t)
@@ -95,16 +96,33 @@ class TwinWall(BaseEngine):
         due = self._due(self._core.heap[0][0] + 1) + self.config.wall.grace_ns + 1000
         return max(due, time.monotonic_ns() + AGAIN_NS)
 
+    def _slept_until(self) -> int:
+        """Until when somebody is only waiting for its instant: so long nobody is stuck."""
+        m = self._memory
+        if not m.facts[m.WALL_START]:
+            return 0
+        return max(
+            (self._due(bound) for bound, state in zip(m.bound, m.state, strict=True) if state == RUN),
+            default=0,
+        )
+
+    def _deadline(self) -> int:
+        return max(time.monotonic_ns(), self._slept_until()) + int(self.config.wall_deadline_s * 1e9)
+
     def _wall_sleep(self, ticket: int) -> int:
-        m, r, limit_ns = self._memory, self.rank, int(self.config.wall_deadline_s * 1e9)
+        m, r = self._memory, self.rank
         look, entries = self._next_look(), m.facts[m.ENTRIES]
         while m.state[r] == BLOCKED and not m.facts[m.FATAL]:
-            until = look or time.monotonic_ns() + limit_ns
+            until = look or self._deadline()
             if hostcalls.futex_until(self._wake_words[r], ticket, until) and self._acquire():
                 if look or self._next_look():
                     self._assume()
                     self._core.settle()
-                elif m.state[r] == BLOCKED and m.facts[m.ENTRIES] == entries + 1:
+                elif (
+                    m.state[r] == BLOCKED
+                    and m.facts[m.ENTRIES] == entries + 1
+                    and self._slept_until() < time.monotonic_ns()
+                ):
                     self._core.fail(FATAL_WALL, r)
                 look, entries = self._next_look(), m.facts[m.ENTRIES]
                 self._release()
@@ -131,22 +149,22 @@ class TwinWall(BaseEngine):
         m.off[r] += 20 * abs(achieved - requested) > requested
         m.worst[r] = max(m.worst[r], now - at)
 
-    def _agreed(self) -> bool:
-        """Under the lock: if all that live have come to the meeting, time goes on from here."""
+    def _agreed(self, hold: bool) -> bool:
+        """Under the lock: if all that live have come to the meeting, time goes on; on hold, unslept."""
         m = self._memory
         if any(
             state in (RUN, BLOCKED) and met <= m.facts[m.WALL_ROUND]
             for state, met in zip(m.state, m.met, strict=True)
         ):
             return False
-        m.facts[m.WALL_START] = time.monotonic_ns() - self._span(m.facts[m.WALL_LAST])
+        m.facts[m.WALL_START] = 0 if hold else time.monotonic_ns() - self._span(m.facts[m.WALL_LAST])
         m.facts[m.WALL_LAST] = 0
         m.facts[m.WALL_ROUND] += 1
         return True
 
-    def _start_clock(self) -> int:
+    def _start_clock(self, hold: bool) -> int:
         m, r, round_ = self._memory, self.rank, -1
-        limit = time.monotonic_ns() + int(self.config.wall_deadline_s * 1e9)
+        limit = self._deadline()
         hostcalls.wake_precisely()
         while True:
             ticket = m.word[r]
@@ -157,9 +175,11 @@ class TwinWall(BaseEngine):
                 m.met[r] = round_ + 1
                 m.facts[m.WALL_LAST] = max(m.facts[m.WALL_LAST], self._now)
             over = m.facts[m.WALL_ROUND] != round_
-            complete = not over and not m.facts[m.FATAL] and self._agreed()
+            complete = not over and not m.facts[m.FATAL] and self._agreed(hold)
             if not over and not complete and time.monotonic_ns() >= limit:
-                self._core.fail(FATAL_WALL, r)
+                if self._slept_until() < time.monotonic_ns():
+                    self._core.fail(FATAL_WALL, r)
+                limit = self._deadline()
             code = int(m.facts[m.FATAL])
             self._release(complete)
             if code or over or complete:

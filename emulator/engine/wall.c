@@ -13,6 +13,7 @@
 
 #define SHORTEST_NS 1000    /* delays below this are not counted: nothing was to be slept */
 #define AGAIN_NS 100000     /* least time between two looks whether the wall has made something final */
+#define LONGEST_NS ((i64)1 << 61) /* 73 years: as far as any instant lies ahead */
 
 static i64 clock_ns(clockid_t clock)
 {
@@ -24,7 +25,11 @@ static i64 clock_ns(clockid_t clock)
 static i64 wall_now(void) { return clock_ns(CLOCK_MONOTONIC); }
 
 /* Host ns that ps take. */
-static i64 span(const core_t *c, i64 ps) { return (i64)((__int128)ps * c->cfg.dilation / 1000000000); }
+static i64 span(const core_t *c, i64 ps)
+{
+    __int128 ns = (__int128)ps * c->cfg.dilation / 1000000000;
+    return ns > LONGEST_NS ? LONGEST_NS : (i64)ns;
+}
 
 static i64 due(const core_t *c, i64 t) { return c->wall_start + span(c, min64(t, INF / 4)); }
 
@@ -109,6 +114,19 @@ static i64 next_look(const core_t *c)
     return head < INF && c->wall_start ? max64(due(c, head + 1) + c->cfg.grace_ns + 1000, wall_now() + AGAIN_NS) : 0;
 }
 
+/* Until when somebody is only waiting for its instant: so long nobody is stuck, however long it takes. */
+static i64 slept_until(const core_t *c)
+{
+    i64 last = 0;
+    for (i64 p = 0; c->wall_start && p < c->cfg.n; p++) {
+        const rank_t *r = RANK(c, p);
+        if (r->state == RUN) last = max64(last, due(c, r->bound));
+    }
+    return last;
+}
+
+static i64 deadline(const core_t *c) { return max64(wall_now(), slept_until(c)) + c->cfg.wall_ms * 1000000; }
+
 /* Asleep until decided; as in entry.c, and looks again when the wall has made something final. */
 int sp_wall_sleep(local_t *l, u32 ticket)
 {
@@ -117,12 +135,13 @@ int sp_wall_sleep(local_t *l, u32 ticket)
     i64 entries = __atomic_load_n(&c->entries, __ATOMIC_RELAXED);
     i64 look = next_look(c); /* without the lock: a wrong answer costs one look */
     while (__atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == BLOCKED && !__atomic_load_n(&c->fatal, __ATOMIC_ACQUIRE)) {
-        long rc = sp_futex_until(&r->word, ticket, look ? look : wall_now() + c->cfg.wall_ms * 1000000);
+        long rc = sp_futex_until(&r->word, ticket, look ? look : deadline(c));
         if (rc && errno == ETIMEDOUT && sp_acquire(l)) {
             if (look || next_look(c)) {
                 assume(c);
                 sp_settle(&l->ctx);
-            } else if (r->state == BLOCKED && c->entries == entries + 1) sp_fail(c, FATAL_WALL, l->rank);
+            } else if (r->state == BLOCKED && c->entries == entries + 1 && slept_until(c) < wall_now())
+                sp_fail(c, FATAL_WALL, l->rank);
             look = next_look(c);
             entries = c->entries;
             sp_release(l, 0);
@@ -154,26 +173,27 @@ void sp_wall_end(local_t *l, i64 kind)
     w->worst = max64(w->worst, late);
 }
 
-/* Under the lock: if all that live have come to the meeting, time goes on from here, at the latest clock among them. */
-static int agreed(core_t *c)
+/* Under the lock: if all that live have come to the meeting, time goes on from here, at the latest clock among them;
+ * on hold it goes on unslept, until the next meeting. */
+static int agreed(core_t *c, int hold)
 {
     for (i64 p = 0; p < c->cfg.n; p++) {
         const rank_t *r = RANK(c, p);
         if ((r->state == RUN || r->state == BLOCKED) && r->met <= c->wall_round) return 0;
     }
-    c->wall_start = wall_now() - span(c, c->wall_last);
+    c->wall_start = hold ? 0 : wall_now() - span(c, c->wall_last);
     c->wall_last = 0;
     __atomic_store_n(&c->wall_round, c->wall_round + 1, __ATOMIC_RELEASE);
     return 1;
 }
 
 /* All living ranks meet on the host. Who dies meanwhile is not waited for: its death wakes the others, who look again. */
-int sp_start_clock(local_t *l)
+int sp_start_clock(local_t *l, int hold)
 {
     core_t *c = l->c;
     rank_t *r = RANK(c, l->rank);
     if (!c->cfg.dilation) return 0;
-    i64 round = -1, limit = wall_now() + c->cfg.wall_ms * 1000000;
+    i64 round = -1, limit = deadline(c);
     for (;;) {
         u32 ticket = __atomic_load_n(&r->word, __ATOMIC_ACQUIRE);
         if (!sp_acquire(l)) return FATAL_WALL;
@@ -182,8 +202,11 @@ int sp_start_clock(local_t *l)
             r->met = round + 1;
             c->wall_last = max64(c->wall_last, l->now);
         }
-        int over = c->wall_round != round, all = !over && !c->fatal && agreed(c);
-        if (!over && !all && wall_now() >= limit) sp_fail(c, FATAL_WALL, l->rank);
+        int over = c->wall_round != round, all = !over && !c->fatal && agreed(c, hold);
+        if (!over && !all && wall_now() >= limit) {
+            if (slept_until(c) < wall_now()) sp_fail(c, FATAL_WALL, l->rank);
+            limit = deadline(c);
+        }
         int code = (int)c->fatal;
         sp_release(l, all);
         if (code || over || all) return code;

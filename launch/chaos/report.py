@@ -69,6 +69,7 @@ def record(
         "goodput_lost": max(0.0, 1 - calm_ps / last) if last else 1.0,
         "trace_sha256": [(life.machine or {}).get("trace_sha256") for life in served.lives],
         "wall_s": round(served.wall_s, 3),
+        **served.clock,
         "violations": list(violations),
     }
 
@@ -135,6 +136,21 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "longest_recovery_s": max(up) / PS_PER_S if up else None,
         "mean_goodput_lost": sum(r["goodput_lost"] for r in records) / count,
         "wall_s_a_plan": sum(r["wall_s"] for r in records) / count,
+        **clock_summary(records),
+    }
+
+
+def clock_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the wall clock has kept over all rounds; nothing under the virtual clock."""
+    walls = [wall for r in records for wall in r.get("wall", [])]
+    if not walls:
+        return {}
+    kept = [wall["kept"] for wall in walls]
+    return {
+        "clock": f"wall, 1 s lasts {walls[0]['dilation']:g} s",
+        "rounds": len(walls),
+        "rounds_trustworthy": sum(k["trustworthy"] for k in kept),
+        "largest_error_of_delays": max(k["error"] for k in kept),
     }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from emulator.config import clock_of
 from emulator.errors import UsageError
 from emulator.faults import FaultPlan
 from emulator.profile import load_profile
@@ -63,6 +64,20 @@ class Served:
     wall_s: float = 0.0
 
     @property
+    def warnings(self) -> list[str]:
+        """What the ranks have said beforehand about the clock, once."""
+        lines = [line for life in self.lives for line in life.stderr.splitlines()]
+        return [line for line in lines if line.startswith("superpod: warning: dilation")][:1]
+
+    @property
+    def clock(self) -> dict[str, Any]:
+        """`virtual_duration_s` of the whole run; `wall`: the honesty reports of its rounds, if slept."""
+        told = [(life.round.start_ps, life.machine) for life in self.lives if life.machine is not None]
+        end_ps = max((start + machine.get("virtual_ps", 0) for start, machine in told), default=0)
+        walls = [machine["wall"] for _, machine in told if "wall" in machine]
+        return {"virtual_duration_s": end_ps / PS_PER_S, **({"wall": walls} if walls else {})}
+
+    @property
     def faults(self) -> list[dict[str, Any]]:
         """Every fault that fired, in the plan's numbers and the run's time; others with `fired` 0."""
         rows = {i: {"fault": i, "kind": f.kind, "fired": 0} for i, f in enumerate(self.plan.faults)}
@@ -77,14 +92,14 @@ class Served:
 
 
 def serve(
-    replay: Replay, plan: FaultPlan, directory: Path, times_ps: Mapping[str, int], limit_s: float
+    replay: Replay, plan: FaultPlan, directory: Path, times_ps: Mapping[str, int], limit_s: float | None
 ) -> Served:
     """Serve a replay's requests under a plan, restarting the pod after each death.
 
     Args:
         replay: what to serve; its ranks' results go to a directory a round under `directory`.
         times_ps: virtual times "detect" and "world" a restart takes.
-        limit_s: host seconds a round may take before it counts as hanging.
+        limit_s: host seconds a round may take before it counts as hanging; None: as long as it wants.
 
     Raises:
         UsageError: the plan does not fit the machine.
@@ -108,7 +123,7 @@ def serve(
     return served
 
 
-def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s: float) -> Life:
+def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s: float | None) -> Life:
     """Run one round."""
     directory.mkdir(parents=True)
     mine = replace(replay, specs=round_specs(life, replay.specs))
@@ -124,6 +139,7 @@ def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s
         "seed": replay.job.seed,
         "report": str(directory / "machine.json"),
         "keep_going": True,
+        **clock_of(),
         **({"faults": str(directory / "plan.toml")} if faults.faults else {}),
         **replay.machine_bytes,
     }
@@ -135,7 +151,7 @@ def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s
 
 
 def run_ranks(
-    num_ranks: int, directory: Path, config: Mapping[str, Any], limit_s: float
+    num_ranks: int, directory: Path, config: Mapping[str, Any], limit_s: float | None
 ) -> tuple[int | None, str, list[str]]:
     """Run the ranks of a prepared replay; (exit code or None if it hung and was ended, stderr, what it left
     in /dev/shm)."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from emulator.clock import clock_facts, clock_said
 from memsem.bench.shapes import BenchSpec, Sample
 
 _RULE = "-" * 87
@@ -42,14 +43,19 @@ _LAT_HEADER = (
 MIB = 1 << 20
 
 
-def render(spec: BenchSpec, samples: Sequence[Sample], form: str) -> str:
+Wall = Mapping[str, Any] | None
+"""The honesty report of a run under the wall clock (`emulator.clock`)."""
+
+
+def render(spec: BenchSpec, samples: Sequence[Sample], form: str, wall: Wall = None) -> str:
     """Return the whole output in one of the formats of `shapes.FORMATS`, ending with a newline."""
-    return {"perftest": perftest, "osu": osu, "json": as_json}[form](spec, samples)
+    return {"perftest": perftest, "osu": osu, "json": as_json}[form](spec, samples, wall)
 
 
-def as_json(spec: BenchSpec, samples: Sequence[Sample]) -> str:
-    """A list of rows: size_bytes, latency_us, bandwidth_GBps (10^9), transactions by kind, label."""
-    return json.dumps([json_row(sample) for sample in samples], indent=2) + "\n"
+def as_json(spec: BenchSpec, samples: Sequence[Sample], wall: Wall = None) -> str:
+    """A list of rows: size_bytes, latency_us, bandwidth_GBps (10^9), transactions by kind, label; and what
+    the wall clock has kept, if it was that."""
+    return json.dumps([json_row(sample) | clock_facts(wall) for sample in samples], indent=2) + "\n"
 
 
 def json_row(sample: Sample) -> dict[str, Any]:
@@ -66,11 +72,11 @@ def json_row(sample: Sample) -> dict[str, Any]:
 # --- perftest -----------------------------------------------------------------------------------------
 
 
-def perftest(spec: BenchSpec, samples: Sequence[Sample]) -> str:
+def perftest(spec: BenchSpec, samples: Sequence[Sample], wall: Wall = None) -> str:
     """The table of ib_{send,write,read,atomic}_{lat,bw}; "rate" is the table of a bandwidth test."""
     kind = "Latency" if spec.kind == "lat" else "BW"
     title = f"{_PERFTEST_NAMES[spec.op]} {kind} Test".center(87).rstrip()
-    lines = [_RULE, title, *_parameters(spec), _RULE]
+    lines = [_RULE, title, *_parameters(spec, wall), _RULE]
     if spec.kind == "lat":
         lines += [_LAT_HEADER, *(_perftest_latency(sample) for sample in samples)]
     else:
@@ -78,9 +84,9 @@ def perftest(spec: BenchSpec, samples: Sequence[Sample]) -> str:
     return "\n".join([*lines, _RULE]) + "\n"
 
 
-def _parameters(spec: BenchSpec) -> list[str]:
+def _parameters(spec: BenchSpec, wall: Wall) -> list[str]:
     device = f"superpod ({spec.path}{', ' + spec.engine if spec.path == 'mem' else ''})"
-    pairs = [("Device", device), ("Pair", spec.pair), ("Clock", "virtual")]
+    pairs = [("Device", device), ("Pair", spec.pair), ("Clock", clock_said(wall))]
     if spec.kind != "lat":
         pairs.append(("TX depth", str(spec.batch)))
         pairs.append(("Queue", "kept full" if spec.sliding else "filled, then waited for"))
@@ -110,13 +116,14 @@ def _perftest_bandwidth(sample: Sample) -> str:
 # --- OSU ----------------------------------------------------------------------------------------------
 
 
-def osu(spec: BenchSpec, samples: Sequence[Sample]) -> str:
+def osu(spec: BenchSpec, samples: Sequence[Sample], wall: Wall = None) -> str:
     """The table of osu_{put,get,cas}_{latency,bw}, osu_latency, osu_bw or osu_mbw_mr ("rate")."""
     version = metadata.version("superpod")
     if spec.kind == "rate":
         head = [
             f"# OSU MPI Multiple Bandwidth / Message Rate Test v{version}",
             f"# [ pairs: 1 ] [ window size: {spec.batch} ]",
+            *_osu_clock(wall),
             f"# {'Size':<20}{'MB/s':>18}{'Messages/s':>22}",
         ]
         return _table(head, [_osu_rate(sample) for sample in samples])
@@ -124,10 +131,14 @@ def osu(spec: BenchSpec, samples: Sequence[Sample]) -> str:
     head = [f"# OSU {_OSU_NAMES[spec.op]} {test} Test v{version}"]
     if spec.op != "send":
         head += ["# Window creation: symmetric heap", f"# Synchronization: {_synchronisation(spec)}"]
-    head.append(f"# {'Size':<10}{unit:>22}")
+    head += [*_osu_clock(wall), f"# {'Size':<10}{unit:>22}"]
     values = [s.average_us if spec.kind == "lat" else s.bytes_per_s / 1e6 for s in samples]
     rows = [f"{s.size:<12}{value:>22.2f}" for s, value in zip(samples, values, strict=True)]
     return _table(head, rows)
+
+
+def _osu_clock(wall: Wall) -> list[str]:
+    return [] if wall is None else [f"# Clock: {clock_said(wall)}"]
 
 
 def _synchronisation(spec: BenchSpec) -> str:

@@ -16,7 +16,7 @@ Measured: start and end of every dispatch and combine, the part of each spent wa
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -82,6 +82,7 @@ class DecodeForward(Forward):
     Args:
         options, jitter: how steps are measured, and how unevenly this machine runs.
         steps: where measured steps go.
+        start_clock: called before the first of them, on all ranks.
         The others: as `Forward`.
     """
 
@@ -99,17 +100,21 @@ class DecodeForward(Forward):
         options: DecodeOptions,
         jitter: Jitter,
         steps: list[dict[str, Any]],
+        start_clock: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(rank, clock, model, plans, charges, placement, link, kv, time)
         self._options, self._jitter, self._steps = options, jitter, steps
         self._moe_plans = [plan for plan in plans if plan.is_moe]
         self._num_passes = moe_passes(charges.priced, options)
+        self._start_clock = start_clock
         self._now: StepTimes
 
     def step(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Compute one step over my batch; returns float32[answers of all segments, vocab] logits."""
         if not all(segment.decode for segment in segments):
             return super().step(segments)
+        if not self._steps:
+            self._start_clock()
         kernels = step_kernels(self._charges.priced, contexts(segments), self._options)
         self._compute("other", self._charges.step_overhead_ps)
         self._now = StepTimes(self._clock.now_ps)
@@ -160,7 +165,7 @@ class DecodeForward(Forward):
     ) -> tuple[torch.Tensor, _Routed]:
         h = layer.norm(x)
         experts, weights = layer.route(h)
-        slots, factors = self._route_slots(experts.numpy(), weights.numpy(), batch.positions)
+        slots, factors = self._route_slots(number, experts.numpy(), weights.numpy(), batch.positions)
         rows = h.numpy()
         received = self._dispatch(rows, slots, batch, kernels)
         self._charge_experts(received, number)

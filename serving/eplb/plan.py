@@ -11,12 +11,12 @@ from emulator.errors import UsageError
 from serving.eplb.assess import Load, assess, ideal_rows, spread_rows
 from serving.eplb.greedy import choose_replicas, place_replicas
 from serving.eplb.hierarchical import rebalance
+from serving.eplb.options import POLICIES
 from serving.placement import EMPTY, PlacementOptions, place_experts
 from serving.pricing import PricedModel
 
 __all__ = ["POLICIES", "EplbSetting", "balance", "compare", "native"]
 
-POLICIES = ("xdeepserve", "deepseek")
 Table = NDArray[np.int64]
 
 

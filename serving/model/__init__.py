@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from serving.model.balance import balanced_bias, expert_loads, make_balanced_checkpoint
     from serving.model.checkpoint import make_checkpoint
     from serving.model.config import PRESETS, ModelConfig, preset_config
+    from serving.model.drift import make_drifting_checkpoint
     from serving.model.kv_cache import PagedKV, Segment
     from serving.model.layers import Layer, combine_in_order
     from serving.model.model import Model, load_model
@@ -40,6 +41,7 @@ __all__ = [
     "load_model",
     "make_balanced_checkpoint",
     "make_checkpoint",
+    "make_drifting_checkpoint",
     "make_skewed_checkpoint",
     "preset_config",
     "sample",
@@ -51,6 +53,7 @@ _NAMES = {
     "balance": ("balanced_bias", "expert_loads", "make_balanced_checkpoint"),
     "checkpoint": ("make_checkpoint",),
     "config": ("PRESETS", "ModelConfig", "preset_config"),
+    "drift": ("make_drifting_checkpoint",),
     "kv_cache": ("PagedKV", "Segment"),
     "layers": ("Layer", "combine_in_order"),
     "model": ("Model", "load_model"),

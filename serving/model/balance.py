@@ -22,7 +22,7 @@ from serving.model.model import Model, load_model
 from serving.model.reference import routed_experts
 from serving.model.routing import choose_experts
 
-__all__ = ["balanced_bias", "expert_loads", "fit_biases", "make_balanced_checkpoint", "router_walk"]
+__all__ = ["balanced_bias", "expert_loads", "fit_biases", "make_balanced_checkpoint", "router_walk", "walk"]
 
 _SEQUENCES, LENGTH = 512, 8
 _ROUNDS, _FIRST_STEP, _LAST_STEP = 120, 0.01, 0.0002
@@ -71,16 +71,27 @@ def router_walk(
     Gives each MoE layer, before its experts are computed, and its router's scores, float32 [sequences *
     length, experts], the tokens of a sequence together.
     """
-    rng = np.random.default_rng(seed)
-    tokens = torch.from_numpy(rng.integers(0, config.vocab_size, sequences * length))
+    tokens = np.random.default_rng(seed).integers(0, config.vocab_size, sequences * length)
+    for layer, h in walk(model, config, tokens, sequences, length):
+        yield layer, layer.router_scores(h).numpy()
+
+
+def walk(
+    model: Model, config: ModelConfig, tokens: np.ndarray, sequences: int, length: int
+) -> Iterator[tuple[Layer, torch.Tensor]]:
+    """Walk sequences of equal length, tokens int64 [sequences * length], through the layers.
+
+    Gives each MoE layer, before its experts are computed, and the normed rows that its router sees, float32
+    [sequences * length, hidden].
+    """
     kv = PagedKV(config, sequences * -(-length // LENGTH))
     plan = model.plan([kv.append(i, length) for i in range(sequences)], kv)
-    x = model.embed(tokens)
+    x = model.embed(torch.from_numpy(tokens))
     for layer in model.layers:
         x = layer.attention(x, plan)
         h = layer.norm(x)
         if layer.is_moe:
-            yield layer, layer.router_scores(h).numpy()
+            yield layer, h
         x = x + _mlp(layer, h)
 
 

@@ -73,6 +73,8 @@ class ModelConfig(BaseModel):
     yarn: YarnConfig | None = None
     tie_word_embeddings: bool = False
     eos_token_id: int | None = None
+    vocab_sections: int = Field(default=1, gt=0)
+    """Of a made model whose hot experts drift (`serving.model.drift`); no key of published models."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -142,7 +144,9 @@ class ModelConfig(BaseModel):
 
     def to_hf(self) -> dict[str, Any]:
         """The Hugging Face `config.json` content for this model, float32."""
-        fields = self.model_dump(exclude={"yarn"})
+        fields = self.model_dump(
+            exclude={"yarn"} | ({"vocab_sections"} if self.vocab_sections == 1 else set())
+        )
         yarn = None if self.yarn is None else {"type": "yarn", **_without_none(self.yarn.model_dump())}
         return {
             "architectures": ["DeepseekV3ForCausalLM"],

@@ -4,13 +4,14 @@ Each piece is separate, so that serving can put communication between them, and 
 (`rows.py`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
 from emulator.errors import UsageError
 from serving.model.attention import LatentAttention
-from serving.model.checkpoint import expert_shapes
+from serving.model.checkpoint import expert_shapes, mlp_shapes
 from serving.model.config import ModelConfig
 from serving.model.elementwise import sigmoid_, silu_
 from serving.model.norm import RMSNorm
@@ -26,10 +27,15 @@ def gated_mlp(
     config: ModelConfig, files: CheckpointFiles, prefix: str, width: int, proofs: Proofs
 ) -> RowFunction:
     """down(silu(gate(x)) · up(x)) with the weights under `prefix`, as a function of rows [n, hidden]."""
-    hidden = config.hidden_size
-    gate = files.tensor(f"{prefix}.gate_proj.weight", width, hidden).t()
-    up = files.tensor(f"{prefix}.up_proj.weight", width, hidden).t()
-    down = files.tensor(f"{prefix}.down_proj.weight", hidden, width).t()
+    return mlp_of(
+        [files.tensor(name, *shape) for name, shape in mlp_shapes(config, prefix, width).items()], proofs
+    )
+
+
+def mlp_of(weights: Sequence[torch.Tensor], proofs: Proofs) -> RowFunction:
+    """The same of given weights: gate and up float32 [width, hidden], down float32 [hidden, width]."""
+    width = len(weights[0])
+    gate, up, down = (weight.t() for weight in weights)
 
     def function(x: torch.Tensor) -> Rows:
         return (torch.mm(silu_(torch.mm(x, gate)).mul_(torch.mm(x, up)), down),)
@@ -152,6 +158,15 @@ class Layer:
         """The correction bias, float32 [experts]; a MoE layer's only."""
         return self._bias
 
+    @property
+    def router_weight(self) -> torch.Tensor:
+        """The gate, float32 [experts, hidden]; a MoE layer's only."""
+        return self._gate.t()
+
+    def set_router_weight(self, weight: torch.Tensor) -> None:
+        """Choose with this gate, float32 [experts, hidden], from now on."""
+        self._gate = weight.t()
+
     def set_router_bias(self, bias: torch.Tensor) -> None:
         """Choose with this correction bias, float32 [experts], from now on."""
         self._bias = bias
@@ -166,6 +181,27 @@ class Layer:
         if function is None:
             function = self._experts[expert] = self._open_expert(expert)
         return function(rows)[0]
+
+    def expert_bytes(self, expert: int) -> np.ndarray:
+        """An expert's weights as they are in the checkpoint, uint8: gate, up, down, row by row."""
+        shapes = expert_shapes(self._config, self.index, expert)
+        parts = [self._files.tensor(name, *shape).numpy().ravel() for name, shape in shapes.items()]
+        return np.concatenate(parts).view(np.uint8)
+
+    def install_expert(self, expert: int, weights: np.ndarray) -> None:
+        """Compute an expert with these weights from now on: bytes as `expert_bytes` gives them."""
+        shapes = list(expert_shapes(self._config, self.index, expert).values())
+        flat = torch.empty(weights.size // 4)  # aligned as the checkpoint's are
+        flat.numpy()[:] = weights.view(np.float32)
+        parts = torch.split(flat, [a * b for a, b in shapes])
+        chosen = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        self._experts[expert] = mlp_of(chosen, self._proofs)
+        self._loadable |= {expert}
+
+    def drop_expert(self, expert: int) -> None:
+        """Do without an expert from now on."""
+        self._experts.pop(expert, None)
+        self._loadable -= {expert}
 
     def _open_expert(self, expert: int) -> RowFunction:
         if expert not in self._loadable:

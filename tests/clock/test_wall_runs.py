@@ -103,3 +103,35 @@ def test_a_dilation_too_small_is_warned_of_and_measured_compute_is_charged() -> 
     assert "dilation 0.5 is too small for this machine" in ran.stderr
     assert ran.result["wall"]["compute"] == "measured"
     assert all(r["charged_ps"] >= 2 * 19_000_000_000 for r in ran.reports.values())
+
+
+LONG_SLEEPS = """
+    import time
+    import numpy as np
+    import emulator
+    device = emulator.init()
+    device.barrier()
+    device.engine.hold_clock()
+    before_ns = time.monotonic_ns()
+    device.sleep_ps(10**12)  # a thousand seconds if it were slept
+    device.barrier()
+    held_s = (time.monotonic_ns() - before_ns) / 1e9
+    emulator.start_clock()
+    if device.rank == 0:
+        device.sleep_ps(1_200_000_000)  # 1.2 s: longer than the deadline, and nobody is stuck
+        device.put(1, 0, np.zeros(8, np.uint8), 8, word=100, value=1)
+    else:
+        device.wait([(100, 0, 1)])
+    device.quiet()
+    report(held_s=held_s, now_ps=device.now_ps, early_ns=device.instant_ns - time.monotonic_ns())
+"""
+
+
+@pytest.mark.parametrize("engine", ["c", "python"])
+def test_a_held_clock_sleeps_nothing_and_a_long_sleep_is_no_standstill(engine: str) -> None:
+    """Fails where `agreed` takes no notice of `hold`, and where the host's deadline does not look at who
+    sleeps (`slept_until` that returns 0)."""
+    config = {"engine": engine, "clock": "wall", "dilation": 1000.0, "wall_deadline_s": 0.4}
+    ran = run_ranks(2, LONG_SLEEPS, env=LONG_GRACE, timeout_s=60, **config)
+    for seen in ran.reports.values():
+        assert seen["held_s"] < 30 and seen["now_ps"] > 1_001_200_000_000 and seen["early_ns"] <= 0

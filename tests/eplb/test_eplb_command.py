@@ -12,12 +12,15 @@ from serving.eplb.observe import count_rows
 from serving.model import (
     load_model,
     make_checkpoint,
+    make_drifting_checkpoint,
     make_skewed_checkpoint,
     preset_config,
     skewed_bias,
     skewed_loads,
 )
-from serving.model.balance import expert_loads
+from serving.model.balance import expert_loads, walk
+from serving.traces import TraceRequest
+from serving.workload import WorkloadOptions, make_requests
 
 MINI = preset_config("mini")
 
@@ -89,3 +92,25 @@ def test_bad_options_are_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("superpod: error: ")
     assert message in line
+
+
+def test_hot_experts_move_from_section_to_section(tmp_path: Path) -> None:
+    """Fails where all sections have the same loads, or the gate does not read the section."""
+    config = make_drifting_checkpoint(tmp_path, "tiny", 4, skew=2.5, sections=2)
+    model, size = load_model(tmp_path), config.vocab_size // 2
+    hottest = []
+    for section in range(2):
+        tokens = np.random.default_rng(9).integers(0, size, 4096) + section * size
+        found = []
+        for layer, h in walk(model, config, tokens, 512, 8):
+            rows = expert_loads(layer.router_scores(h).numpy(), layer.router_bias.numpy(), config)
+            assert rows.max() / rows.mean() == pytest.approx(2.5, rel=0.1)
+            found.append(int(rows.argmax()))
+        hottest.append(found)
+    assert hottest[0] != hottest[1]
+    specs = make_requests(
+        [TraceRequest(0, 32, 1, None)] * 4, WorkloadOptions(config.vocab_size, sections=config.vocab_sections)
+    )
+    assert [{int(t) // size for t in spec.prompt} for spec in specs] == [{0}, {0}, {1}, {1}]
+    with pytest.raises(UsageError, match="--drift 1: 2 to 8 sections"):
+        make_drifting_checkpoint(tmp_path, "tiny", 4, skew=2.5, sections=1)

@@ -20,7 +20,7 @@ RECOVERY = (
     ("lost pages still read", ENGINE, "if request.spec.request_id not in lost:", "if True:", RANKS),
     ("expert left on the dead", PLACE, "slots[list(dead)] = EMPTY", "pass", PURE),
     ("replica not looked for", PLACE, "if (slots == expert).any():", "if False:", PURE),
-    ("expert mask not updated", "serving/forward.py", "        self._my_slots = [int(e) for e in placement.slot_expert[self._rank]]\n        self._idle_costs", "        self._idle_costs", RANKS),
+    ("expert mask not updated", "serving/forward.py", "        self.place([placement] * len(self._moe_layers))\n        self._idle_costs", "        self._idle_costs", RANKS),
     ("ended request handed out again", DISPATCH, "in gone and not has_ended(spec)", "in gone", PURE),
     ("handed out to the dead", DISPATCH, "masked[self._dead] = np.iinfo(np.int64).max", "pass", PURE),
     ("replayed tokens forgotten", "serving/request.py", "self.spec.prompt_tokens + self.replayed", "self.spec.prompt_tokens", PURE),

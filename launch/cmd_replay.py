@@ -28,13 +28,29 @@ from emulator.errors import SuperpodError, UsageError
 from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
+from launch.paging_options import (
+    Balancing,
+    BlockSize,
+    ChunkedPrefill,
+    DpSize,
+    DramBlocks,
+    EpSize,
+    NumBlocks,
+    PoolPath,
+    PrefixCaching,
+    TpSize,
+    check_sizes,
+    paging_options,
+    recorded_job,
+)
 from launch.recovery_options import Period, Timeout, Way, recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
 from serving.eplb.options import eplb_options
+from serving.feed import is_recording
 from serving.job import ReplayJob, read_reference, read_results
 from serving.model import ModelConfig, SamplingParams, preset_config
-from serving.replay import Replay, merge, plan_replay, recorded_schedule, write_replay
+from serving.replay import Replay, merge, plan_replay, plan_serve, recorded_schedule, write_replay
 from serving.schedule import Schedule
 from serving.tables import emulator_table, placement_table, serving_table
 from serving.traces import read_trace
@@ -101,8 +117,25 @@ def register(app: typer.Typer) -> None:
         show_placement: Annotated[
             bool, typer.Option("--show-placement", help="Print which experts live where.")
         ] = False,
-        batched_tokens: Annotated[int, typer.Option(help="Priced tokens of a rank and step.")] = 2048,
-        max_seqs: Annotated[int, typer.Option(help="Requests a rank runs at once.")] = 96,
+        batched_tokens: Annotated[
+            int,
+            typer.Option(
+                "--max-num-batched-tokens", "--batched-tokens", help="Priced tokens of a rank and step."
+            ),
+        ] = 2048,
+        max_seqs: Annotated[
+            int, typer.Option("--max-num-seqs", "--max-seqs", help="Requests a rank runs at once.")
+        ] = 96,
+        dp_size: DpSize = None,
+        tp_size: TpSize = 1,
+        ep_size: EpSize = None,
+        prefix_caching: PrefixCaching = False,
+        block_size: BlockSize = None,
+        num_blocks: NumBlocks = None,
+        chunked_prefill: ChunkedPrefill = True,
+        dram_blocks: DramBlocks = 0,
+        kv_pool_path: PoolPath = "ub",
+        load_balancing: Balancing = "least-tokens",
         layers_executed: Annotated[
             int | None, typer.Option(help="Layers of the made model; each is charged for several.")
         ] = None,
@@ -152,9 +185,17 @@ def register(app: typer.Typer) -> None:
         if faults is not None:
             refuse_with_faults(transport, trace_out, schedule_out, schedule_from, compare_schedule, prepare)
             plan_of_faults = load_checked(faults, num_ranks, pod, settings)
+        check_sizes(num_ranks, dp_size, tp_size, ep_size)
+        paging = paging_options(
+            prefix_caching, block_size, num_blocks, chunked_prefill, dram_blocks, kv_pool_path, token_scale
+        )
         fixed = None if schedule_from is None else Schedule.read(schedule_from)
         compared = None if compare_schedule is None else Schedule.read(compare_schedule)
-        lines = builtin_trace(requests, seed) if trace is None else read_trace(trace, requests)
+        recorded = trace is not None and is_recording(trace)
+        if trace is None:
+            lines = builtin_trace(requests, seed)
+        else:
+            lines = [] if recorded else read_trace(trace, requests)
         config = _model_config(model, layers_executed)
         with _job_directory() as own:
             place = own.path if prepare is None else prepare.resolve()
@@ -175,8 +216,15 @@ def register(app: typer.Typer) -> None:
                 schedule="" if fixed is None else str(place),
                 recovery=in_place,
                 eplb=eplb_options(eplb, eplb_step_interval),
+                paging=paging,
+                balancing=load_balancing,
             )
-            plan = plan_replay(job, config, lines, time_scale, max_output, fixed, compared)
+            if recorded:
+                assert trace is not None
+                job = recorded_job(job, trace)
+                plan = plan_serve(job, config)
+            else:
+                plan = plan_replay(job, config, lines, time_scale, max_output, fixed, compared)
             if show_placement:
                 Console().print(placement_table(plan.placement))
             running = Running(transport, check_reference, progress, trace_out, schedule_out)

@@ -16,6 +16,7 @@ from emulator.errors import UsageError
 from serving.exchange_price import ExchangeCosts
 from serving.model.config import ModelConfig
 from serving.placement import Placement
+from serving.prefix_price import PrefillPrice
 from serving.pricing import PricedModel
 from serving.scheduler import Segment
 
@@ -98,6 +99,12 @@ class Charges:
         self._quantise_row_ps = priced.dispatch_costs(1, num_ranks).start_ps - self._dispatch.start_ps
         self._combine = priced.combine_costs(num_ranks)
         self._repeated: dict[tuple[bool, int], ExchangeCosts] = {}
+        self.prefill: PrefillPrice | None = None
+        """Prices of whole prefills, where prefixes are reused."""
+
+    def reuse_ps(self, found: Sequence[int]) -> int:
+        """What prefixes of these priced tokens, found in the cache, do not save."""
+        return 0 if self.prefill is None else sum(self.prefill.reuse_ps(tokens) for tokens in found)
 
     def step(self, segments: Sequence[Segment]) -> StepCharge:
         """Price everything of a step that does not depend on routing."""

@@ -3,6 +3,7 @@
 A step, the same on all ranks:
 
     status exchange      everyone learns everyone's load and the latest clock
+    requests and aborts  that have come from outside, alike on every rank (`serving.feed`)
     hand out arrivals    worked out alike on every rank (`serving.dispatch`)
     nobody has work?     sleep to the next arrival, or end
     forward              own tokens, if any; a rank without tokens still hosts experts (`Forward.idle`)
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,8 +23,11 @@ from numpy.typing import NDArray
 
 from emulator.errors import InternalError
 from emulator.faults import Faults, NoFaults
-from serving.dispatch import Dispatcher, pack_status, unpack_status
+from serving.dispatch import Dispatcher
+from serving.feed import LEADER, Abort, NoSource, Source
+from serving.kv.cache import Transfer
 from serving.ledger import TimeLedger, WorkLedger
+from serving.outputs import NoOutlet, Outlet, StatsEvent
 from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler, Segment
 
@@ -53,6 +57,9 @@ class StepForward(Protocol):
     def idle(self) -> None:
         """Take part in a step without tokens of my own."""
 
+    def move(self, transfers: Sequence[Transfer], found: Sequence[int]) -> None:
+        """Before a step: move KV between tiers, and pay for prefixes found (priced tokens of each)."""
+
     def release(self, request_id: int) -> None:
         """Give back the KV of an ended request."""
 
@@ -60,8 +67,15 @@ class StepForward(Protocol):
         """Take back a step that did not end."""
 
 
-Sampler = Callable[[torch.Tensor, RequestSpec, int], int]
-"""(logits float32[vocab], request, output position) -> token; pure."""
+class Sampled(NamedTuple):
+    """A chosen token, and its log probabilities where they are asked for."""
+
+    token: int
+    logprobs: Any = None
+
+
+Sampler = Callable[[torch.Tensor, Request, int], Sampled]
+"""(logits float32[vocab], request with its outputs before this one, output position) -> token; pure."""
 
 
 @dataclass
@@ -85,6 +99,10 @@ class RankRecord:
     """Deaths this rank has gone on after (`serving.recovery.in_place`)."""
     balancing: list[dict[str, Any]] = field(default_factory=list)
     """Rounds of balancing experts (`serving.eplb.balancer`)."""
+    cache: dict[str, int] = field(default_factory=dict)
+    """Counts of a paged cache (`serving.paged.CacheCounts`, and what its tiers moved)."""
+    keep: bool = True
+    """Whether requests and schedule are remembered to the end; an open server would grow with them."""
 
     def as_dict(self, rank: int, end_ps: int) -> dict[str, Any]:
         return {
@@ -100,6 +118,7 @@ class RankRecord:
             **({"page_faults": self.page_faults} if self.page_faults else {}),
             **({"recoveries": self.recoveries} if self.recoveries else {}),
             **({"balancing": self.balancing} if self.balancing else {}),
+            **({"cache": self.cache} if self.cache else {}),
         }
 
     def ending(self, rank: int, request: Request) -> dict[str, Any]:
@@ -113,6 +132,18 @@ class RankRecord:
             "logits_sha256": self.logits[request_id].hexdigest() if request_id in self.logits else "",
             "error": request.error,
             "ends": request.num_ends,
+            **(self._paged_ending(request) if self.cache else {}),
+        }
+
+    def _paged_ending(self, request: Request) -> dict[str, Any]:
+        """What differs from request to request where KV is shared, given up, or aborted."""
+        spec = request.spec
+        return {
+            "charged": spec.priced_position(request.num_computed),
+            "finish": request.finish,
+            "preemptions": request.preemptions,
+            "cached": request.cached,
+            "arrival_ps": spec.arrival_ps,
         }
 
 
@@ -126,6 +157,10 @@ class ServingEngine:
         lost: requests whose KV has been lost since it was asked last.
         between_steps: called on every rank before a step, with the time all agree on.
         open_request: makes the request that is handed to this rank.
+        source: where requests come from beside the dispatcher's workload.
+        outlet: who is told every token and every end.
+        stops: called after each output; ends the request where that output does.
+        count: completes the record when all is over.
 
     Args:
         rank: this rank; receives the requests the dispatcher gives it.
@@ -154,29 +189,70 @@ class ServingEngine:
         self.open_request: Callable[[RequestSpec], Request] = Request
         self.lost: Callable[[], Sequence[int]] = tuple
         self.between_steps: Callable[[int], None] = lambda now_ps: None
+        self.source: Source = NoSource()
+        self.outlet: Outlet = NoOutlet()
+        self.stops: Callable[[Request], None] = lambda request: None
+        self.count: Callable[[], None] = lambda: None
         self._in_flight: Sequence[Segment] = ()
 
     def run(self) -> None:
         """Serve until no rank has work and no request is to come."""
+        idle = False
         while True:
+            self.source.announce(idle, self._clock.now_ps)
             loads, now_ps = self._exchange_status()
+            self._listen(now_ps)
             self._hand_out(loads, now_ps)
-            if not loads.any():
-                arrival_ps = self._dispatcher.next_arrival_ps
-                if arrival_ps is None:
-                    return
+            idle = not loads.any() and self._dispatcher.next_arrival_ps is None
+            if idle and self.source.closed:
+                return
+            if not loads.any() and (arrival_ps := self._dispatcher.next_arrival_ps) is not None:
                 self._sleep_until(arrival_ps)
                 self._hand_out(loads, arrival_ps)
             if loads.any():
                 self.between_steps(now_ps)
                 self._step()
+            self.outlet.flush(self._stats)
             self._progress(self._num_ended, self._clock.now_ps)
 
     def _exchange_status(self) -> tuple[NDArray[np.int64], int]:
         start_ps = self._clock.now_ps
-        words = self._status.exchange(pack_status(self._scheduler.outstanding, start_ps))
+        words = self._status.exchange(self._dispatcher.pack(self._scheduler, start_ps))
         self._record.time.add("waiting", self._clock.now_ps - start_ps)
-        return unpack_status(words)
+        return self._dispatcher.unpack(words)
+
+    def _listen(self, now_ps: int) -> None:
+        """Let in what has come from outside."""
+        for command in self.source.take(now_ps):
+            if isinstance(command, Abort):
+                self._abort(command.request_id)
+            elif command.refused is None:
+                self._dispatcher.add(command.spec)
+            else:
+                self._end_unserved(Request(command.spec), command.refused)
+
+    def _abort(self, request_id: int) -> None:
+        spec = self._dispatcher.cancel(request_id)
+        if spec is not None:
+            self._end_unserved(Request(spec), None)
+        elif (request := self._scheduler.abort(request_id)) is not None:
+            self.faults.point("abort", request=request_id)
+            self._forward.release(request_id)
+            self._end(request)
+
+    def _end_unserved(self, request: Request, reason: str | None) -> None:
+        """End a request that no rank has yet: the leader says so."""
+        if self._rank != LEADER:
+            return
+        if reason is None:
+            request.abort()
+        else:
+            request.fail(reason)
+        self._remember(request)
+        self._end(request)
+
+    def _stats(self) -> StatsEvent:
+        return self._scheduler.stats(self._rank, self._clock.now_ps)
 
     def _sleep_until(self, time_ps: int) -> None:
         start_ps = self._clock.now_ps
@@ -189,15 +265,21 @@ class ServingEngine:
         for rank, spec in self._dispatcher.assign(loads, now_ps):
             if rank == self._rank:
                 request = self.open_request(spec)
-                self._record.requests.append(request)
+                self._remember(request)
                 if self._scheduler.add(request):
                     self.faults.point("queued", request=spec.request_id)
                 else:
                     self._num_ended += 1
+                    self.outlet.ended(request)
+
+    def _remember(self, request: Request) -> None:
+        if self._record.keep:
+            self._record.requests.append(request)
 
     def _step(self) -> None:
         self._start_over()
         segments = self._scheduler.schedule()
+        self._forward.move(self._scheduler.take_transfers(), self._scheduler.take_found())
         self._record.steps += 1
         if self.faults.active:
             self._announce(segments)
@@ -234,7 +316,13 @@ class ServingEngine:
     def _finish(self, request: Request) -> None:
         self.faults.point("finishing", request=request.spec.request_id)
         self._forward.release(request.spec.request_id)
+        self._end(request)
+
+    def _end(self, request: Request) -> None:
         self._num_ended += 1
+        self.outlet.ended(request)
+        if not self._record.keep:
+            self._record.logits.pop(request.spec.request_id, None)
         if self.ended is not None:
             self.ended(request)
 
@@ -242,6 +330,7 @@ class ServingEngine:
         """Take back the step that was under way, if one was."""
         segments, self._in_flight = self._in_flight, ()
         self._forward.roll_back(segments)
+        self._scheduler.roll_back(segments)
 
     def give_up(self, reason: str) -> None:
         """End every request of mine that has not ended, with an error; its KV is given back."""
@@ -255,7 +344,7 @@ class ServingEngine:
         self.faults.point("sampling", request=request_id)
         digest = self._record.logits.setdefault(request_id, hashlib.sha256())
         digest.update(row.numpy().tobytes())
-        token = self._sampler(row, request.spec, position)
+        token, logprobs = self._sampler(row, request, position)
         if position < len(request.outputs):
             if token != request.outputs[position]:
                 raise InternalError(
@@ -265,12 +354,14 @@ class ServingEngine:
                 )
             return
         request.append_output(token, self._clock.now_ps)
+        self.stops(request)
+        self.outlet.token(request, logprobs)
         if self.emitted is not None:
             self.emitted(request, digest.hexdigest())
 
     def _note(self, segments: Sequence[Segment]) -> None:
         step = self._record.steps - 1
-        for segment in segments:
+        for segment in segments if self._record.keep else ():
             request_id = segment.request.spec.request_id
             self._record.schedule.append((step, request_id, segment.count, segment.priced_count))
         self._record.work.functional_tokens += sum(segment.count for segment in segments)

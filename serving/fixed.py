@@ -8,10 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.errors import UsageError
-from serving.dispatch import Dispatcher
+from serving.balance import (
+    Balancer,
+    DecodeKV,
+    LeastTokens,
+    PrefillCost,
+    PromptView,
+    RandomGroup,
+    RoundRobin,
+    check_policy,
+)
+from serving.dispatch import Dispatcher, OpenDispatcher
 from serving.job import ReplayJob, read_schedule
+from serving.paged import PagedOptions, PagedScheduler, make_cache
+from serving.prefix_price import PrefillPrice
 from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler, SchedulerLimits, Segment, make_segment
+
+_MOST_VIEWED = 1 << 20
+"""Blocks whose places a dispatcher remembers."""
 
 
 class FixedScheduler(Scheduler):
@@ -69,18 +84,56 @@ class FixedScheduler(Scheduler):
 
 
 def deciders(
-    job: ReplayJob, specs: Sequence[RequestSpec], limits: SchedulerLimits, rank: int
+    job: ReplayJob,
+    specs: Sequence[RequestSpec],
+    limits: SchedulerLimits,
+    rank: int,
+    prefill: PrefillPrice | None = None,
 ) -> tuple[Scheduler, Dispatcher]:
-    """A rank's scheduler and dispatcher: live ones, or those of the job's recorded schedule."""
+    """A rank's scheduler and dispatcher: live ones, or those of the job's recorded schedule.
+
+    Args:
+        prefill: prices that the prefill scheduler weighs with.
+    """
+    if job.schedule:
+        assigned, rows = read_schedule(job.schedule)
+        fixed = FixedScheduler(limits, rows[rows[:, 1] == rank])
+        return fixed, Dispatcher(specs, lambda s: limits.refusal(s) is not None, assigned.tolist())
+    scheduler = _scheduler(job, limits)
 
     def is_refused(spec: RequestSpec) -> bool:
-        return limits.refusal(spec) is not None
+        return scheduler.refusal(spec) is not None
 
     if job.decode is not None:
-        return Scheduler(limits), Dispatcher(
-            specs, is_refused, [i // job.max_seqs for i in range(len(specs))]
-        )
-    if not job.schedule:
-        return Scheduler(limits), Dispatcher(specs, is_refused)
-    assigned, rows = read_schedule(job.schedule)
-    return FixedScheduler(limits, rows[rows[:, 1] == rank]), Dispatcher(specs, is_refused, assigned.tolist())
+        return scheduler, Dispatcher(specs, is_refused, [i // job.max_seqs for i in range(len(specs))])
+    balancer = make_balancer(job, limits, prefill)
+    if job.is_open:
+        return scheduler, OpenDispatcher(is_refused, balancer)
+    return scheduler, Dispatcher(specs, is_refused, None, balancer)
+
+
+def _scheduler(job: ReplayJob, limits: SchedulerLimits) -> Scheduler:
+    paging = job.paging
+    if paging is None:
+        return Scheduler(limits)
+    options = PagedOptions(paging.reuse, paging.chunked, paging.dram_blocks)
+    return PagedScheduler(limits, make_cache(limits, options, paging.block_size), options)
+
+
+def make_balancer(job: ReplayJob, limits: SchedulerLimits, prefill: PrefillPrice | None) -> Balancer:
+    """The balancer a job asks for. Raises UsageError: an unknown one."""
+    check_policy(job.balancing)
+    if job.balancing == "round-robin":
+        return RoundRobin()
+    if job.balancing == "random":
+        return RandomGroup(job.seed)
+    if job.balancing == "decode-kv":
+        return DecodeKV(job.max_seqs, limits.priced_kv_tokens)
+    if job.balancing == "prefill-cost" and prefill is not None:
+        view = None
+        if job.paging is not None and job.paging.reuse:
+            blocks = limits.priced_kv_tokens // job.paging.block_size + job.paging.dram_blocks
+            most = min(_MOST_VIEWED, job.num_ranks * blocks)
+            view = PromptView(job.num_ranks, job.paging.block_size, most)
+        return PrefillCost(prefill.cost, job.batched_tokens, view)
+    return LeastTokens()

@@ -20,6 +20,8 @@ from emulator.errors import InternalError
 from emulator.faults import Faults, NoFaults
 from serving.charges import Charges, LayerPlan, StepCharge
 from serving.exchange_price import ExchangeCosts
+from serving.kv.cache import Transfer
+from serving.kv.tiers import TierPrices
 from serving.ledger import TimeLedger
 from serving.model.kv_cache import PagedKV
 from serving.model.layers import Layer
@@ -27,7 +29,7 @@ from serving.model.model import Model
 from serving.placement import EMPTY, Placement
 from serving.scheduler import Segment
 
-COMPUTE_LABELS = {"attention": 1, "experts": 2, "dispatch": 3, "combine": 4, "other": 5}
+COMPUTE_LABELS = {"attention": 1, "experts": 2, "dispatch": 3, "combine": 4, "other": 5, "kv_load": 6}
 """Numbers that name compute regions in the trace."""
 
 
@@ -114,6 +116,10 @@ class Forward:
         self._time = time
         self.faults: Faults = NoFaults()
         """Who is told that a request's rows are dispatched and combined."""
+        self.tiers: TierPrices | None = None
+        """Prices of moving KV, where there is a second tier."""
+        self.moved = dict.fromkeys(("kv_load_bytes", "kv_store_bytes", "kv_store_ps"), 0)
+        """What has moved between the tiers, priced."""
         moe = [plan for plan in plans if plan.is_moe]
         self._moe_layers = [model.layer(plan.index) for plan in moe]
         self._moe_repeats = [plan.repeat for plan in moe]
@@ -156,6 +162,21 @@ class Forward:
             following = self._idle_costs[done + 1 :]
             skipped, received = self._link.combine_then_idle(received, results, costs, following)
             done += 1 + skipped
+
+    def move(self, transfers: Sequence[Transfer], found: Sequence[int]) -> None:
+        """Before a step: move KV between tiers, and pay for prefixes found (priced tokens of each).
+
+        Loads are waited for; stores leave behind the computation.
+        """
+        if transfers:
+            if self.tiers is not None:
+                self._compute("kv_load", self.tiers.load_ps(transfers))
+                self.moved["kv_load_bytes"] += self.tiers.load_bytes(transfers)
+                self.moved["kv_store_bytes"] += self.tiers.store_bytes(transfers)
+                self.moved["kv_store_ps"] += self.tiers.store_ps(transfers)
+            self._kv.move(transfers)
+        if found:
+            self._compute("other", self._charges.reuse_ps(found))
 
     def release(self, request_id: int) -> None:
         """Give back the KV of an ended request."""
@@ -253,7 +274,7 @@ class _Batch:
         parts = [segment.request.input_tokens(segment.count) for segment in segments]
         self.tokens = torch.from_numpy(np.concatenate(parts).astype(np.int64))
         self.requests = [segment.request.spec.request_id for segment in segments]
-        appended = [kv.append(s.request.spec.request_id, s.count) for s in segments]
+        appended = [kv.append(s.request.spec.request_id, s.count, s.start) for s in segments]
         if [segment.start for segment in appended] != [segment.start for segment in segments]:
             raise InternalError("KV cache and scheduler disagree on where a sequence stands")
         self.plan = model.plan(appended, kv)

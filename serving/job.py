@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.errors import UsageError
 from serving.eplb.options import EplbOptions
+from serving.kv.tiers import check_path
 from serving.model.sampling import GREEDY, SamplingParams
 from serving.recovery.times import RecoveryTimes
 from serving.request import RequestSpec
@@ -48,6 +50,41 @@ class DecodeOptions:
 
 
 @dataclass(frozen=True)
+class PagingOptions:
+    """How a rank's KV cache is paged; see `serving.paged`.
+
+    block_size: priced tokens of a block; a multiple of the token scale. num_blocks: of a rank; 0: what its
+    memory holds. reuse: keep prefixes and match them. chunked: prompts are computed in parts. dram_blocks:
+    blocks of a rank in the host's memory; pool_path: how they come back.
+    """
+
+    block_size: int = 128
+    num_blocks: int = 0
+    reuse: bool = False
+    chunked: bool = True
+    dram_blocks: int = 0
+    pool_path: str = "ub"
+
+    def check(self, token_scale: int) -> None:
+        """Raise UsageError for what cannot be."""
+        if self.block_size < 1 or self.block_size % token_scale:
+            nearest = max(1, round(self.block_size / token_scale)) * token_scale
+            raise UsageError(
+                f"--block-size {self.block_size} must be a multiple of the token scale {token_scale}; "
+                f"the nearest is {nearest}"
+            )
+        for option, value in (
+            ("--num-gpu-blocks-override", self.num_blocks),
+            ("--dram-blocks", self.dram_blocks),
+        ):
+            if value < 0:
+                raise UsageError(f"{option} {value} must be at least 1 (or left out)")
+        if self.dram_blocks and not self.reuse:
+            raise UsageError("--dram-blocks: the pool keeps prefixes for reuse; take --enable-prefix-caching")
+        check_path(self.pool_path)
+
+
+@dataclass(frozen=True)
 class ReplayJob:
     """Settings of one replay, equal on every rank.
 
@@ -57,6 +94,10 @@ class ReplayJob:
     priced_overrides: of the priced model's numbers. decode: measure decode steps (`serving.decode`), with
     request i on rank i // max_seqs; None: an ordinary replay. recovery: the times of recovery in place after
     deaths; None: who loses another rank ends. eplb: how experts are balanced while serving; None: not at all.
+    paging: how the KV cache is paged; None: the KV of a request's
+    whole life is reserved when it is admitted. balancing: which rank gets a request (`serving.balance`).
+    feed: requests come from outside (`serving.feed`). record: where their recording is written; recording:
+    the one that is read back.
     """
 
     model_dir: str
@@ -78,21 +119,37 @@ class ReplayJob:
     decode: DecodeOptions | None = None
     recovery: RecoveryTimes | None = None
     eplb: EplbOptions | None = None
+    paging: PagingOptions | None = None
+    balancing: str = "least-tokens"
+    feed: bool = False
+    record: str = ""
+    recording: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the requests are not known before the start."""
+        return self.feed or bool(self.recording)
 
     @staticmethod
     def read(directory: str | Path) -> ReplayJob:
-        fields = json.loads((Path(directory) / "job.json").read_text())
-        decode, recovery, eplb = fields["decode"], fields["recovery"], fields["eplb"]
-        made = {
-            "sampling": SamplingParams(**fields["sampling"]),
-            "decode": None if decode is None else DecodeOptions(**decode),
-            "recovery": None if recovery is None else RecoveryTimes(**recovery),
-            "eplb": None if eplb is None else EplbOptions(**eplb),
-        }
-        return ReplayJob(**(fields | made))
+        return job_of(json.loads((Path(directory) / "job.json").read_text()))
 
     def write(self, directory: str | Path) -> None:
         (Path(directory) / "job.json").write_text(json.dumps(asdict(self)))
+
+
+def job_of(fields: dict[str, Any]) -> ReplayJob:
+    """The job whose `asdict` this is."""
+    decode, recovery, paging = fields["decode"], fields["recovery"], fields["paging"]
+    eplb = fields["eplb"]
+    made = {
+        "sampling": SamplingParams(**fields["sampling"]),
+        "decode": None if decode is None else DecodeOptions(**decode),
+        "recovery": None if recovery is None else RecoveryTimes(**recovery),
+        "paging": None if paging is None else PagingOptions(**paging),
+        "eplb": None if eplb is None else EplbOptions(**eplb),
+    }
+    return ReplayJob(**(fields | made))
 
 
 def write_requests(directory: str | Path, specs: Sequence[RequestSpec]) -> None:
@@ -113,14 +170,17 @@ def write_requests(directory: str | Path, specs: Sequence[RequestSpec]) -> None:
             for s, end in zip(specs, ends.tolist(), strict=True)
         ],
         dtype=np.int64,
-    )
+    ).reshape(-1, len(_COLUMNS))
     np.save(Path(directory) / "requests.npy", table)
-    np.save(Path(directory) / "tokens.npy", np.concatenate([s.prompt for s in specs]).astype(np.int32))
+    prompts = [spec.prompt for spec in specs] or [np.zeros(0, np.int64)]
+    np.save(Path(directory) / "tokens.npy", np.concatenate(prompts).astype(np.int32))
 
 
 def read_requests(directory: str | Path) -> list[RequestSpec]:
     """Read the workload back; prompts are views of the memory-mapped file, int32."""
     table = np.load(Path(directory) / "requests.npy")
+    if not len(table):
+        return []
     tokens = np.load(Path(directory) / "tokens.npy", mmap_mode="r")
     specs = []
     for request_id, row in enumerate(table.tolist()):

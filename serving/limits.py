@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emulator.rows import RowFormat
-from serving.job import ReplayJob
+from serving.job import PagingOptions, ReplayJob
 from serving.model.config import ModelConfig
 from serving.placement import EMPTY, Placement, PlacementOptions, place_experts
 from serving.request import RequestSpec
@@ -42,6 +42,8 @@ def job_limits(
     The functional cache has room for the largest requests a rank can run at once: what binds admission is the
     priced cache, as on the target.
     """
+    if job.paging is not None:
+        return _paged_limits(job, job.paging, config, priced_kv_tokens, specs)
     blocks = sorted((-(-spec.total_tokens // KV_BLOCK_TOKENS) for spec in specs), reverse=True)
     return SchedulerLimits(
         batched_tokens=job.batched_tokens,
@@ -51,6 +53,36 @@ def job_limits(
         kv_blocks=max(1, sum(blocks[: job.max_seqs])),
         block_tokens=KV_BLOCK_TOKENS,
         priced_kv_tokens=priced_kv_tokens,
+    )
+
+
+def _paged_limits(
+    job: ReplayJob,
+    paging: PagingOptions,
+    config: ModelConfig,
+    priced_kv_tokens: int,
+    specs: Sequence[RequestSpec],
+) -> SchedulerLimits:
+    """Bounds of a paged cache. A block is `block_size` priced tokens of a prompt; where a functional token
+    stands for several of them, as many fewer functional ones, which charge less in an answer."""
+    size, scale = paging.block_size, job.token_scale
+    tokens = paging.num_blocks * size if paging.num_blocks else priced_kv_tokens // size * size
+    block_tokens, context = size // scale, config.max_position_embeddings
+    if job.is_open:
+        tokens = min(tokens, -(-context // size) * size * job.max_seqs)
+        pages = tokens // size
+    else:
+        wanted = sorted((-(-spec.total_tokens // block_tokens) for spec in specs), reverse=True)
+        pages = sum(wanted if paging.reuse else wanted[: job.max_seqs])
+        pages = min(pages, tokens // size * scale)
+    return SchedulerLimits(
+        batched_tokens=job.batched_tokens,
+        max_seqs=job.max_seqs,
+        context=context,
+        priced_context=job.priced_context,
+        kv_blocks=max(1, pages),
+        block_tokens=block_tokens,
+        priced_kv_tokens=max(1, tokens),
     )
 
 
@@ -73,8 +105,9 @@ def exchange_sizes(
     experts; the fullest rank may get `_HOT_RANK` times its share.
     """
     max_tokens = limits.max_step_tokens(job.token_scale)
-    a_request = job.batched_tokens // job.token_scale + 1
-    pod_tokens = min(job.num_ranks * max_tokens, sum(min(a_request, s.prompt_tokens) for s in specs))
+    pod_tokens = job.num_ranks * max_tokens
+    if not job.is_open:
+        pod_tokens = min(pod_tokens, sum(_most_at_once(job, spec) for spec in specs))
     held = int((placement.slot_expert != EMPTY).sum(axis=1).max())
     if job.eplb is not None:
         held = placement.slots_per_rank
@@ -87,6 +120,13 @@ def exchange_sizes(
     max_rows = max(1, min(most, max(_HOT_RANK * share, _LEAST_ROWS)))
     sent = -(-pod_tokens // job.num_ranks) * top_k
     return ExchangeSizes(max_tokens, max_rows, sent + share)
+
+
+def _most_at_once(job: ReplayJob, spec: RequestSpec) -> int:
+    """Functional tokens a request can bring to one step."""
+    if job.paging is not None:  # given up, its answer is fed again besides its prompt
+        return min(job.batched_tokens, spec.total_tokens)
+    return min(job.batched_tokens // job.token_scale + 1, spec.prompt_tokens)
 
 
 def machine_bytes(sizes: ExchangeSizes, top_k: int, hidden: int, slots: int) -> dict[str, int]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from fractions import Fraction
+from functools import partial
 from typing import Any, Protocol
+
+import torch
 
 import emulator
 from emulator.errors import DeadlockError, RankLostError
@@ -12,21 +17,29 @@ from serving.ahead import CommonParts, common_parts, job_requests
 from serving.charges import Charges
 from serving.decode.forward import DecodeForward, skew_router
 from serving.decode.jitter import Jitter
-from serving.engine import Clock, RankRecord, ServingEngine, StatusBoard
+from serving.engine import Clock, RankRecord, Sampled, Sampler, ServingEngine, StatusBoard
 from serving.eplb.attach import balance
+from serving.feed import OpenSource, RecordedSource, recording_header
 from serving.fixed import deciders
 from serving.forward import Forward
 from serving.job import Progress, ReplayJob, append_ending, append_result
+from serving.kv.tiers import read_prices, unsaved_share
 from serving.link import PodLink, PodStatus
 from serving.model.kv_cache import PagedKV
-from serving.model.sampling import sample
+from serving.model.sampling import choose, sample
+from serving.model.stopping import TokenBytes, finish_of
+from serving.outputs import OutputSender
+from serving.paged import PagedScheduler
 from serving.placement import Placement
+from serving.prefix_price import PrefillPrice
+from serving.pricing import PricedModel
 from serving.recovery.beats import BeatingClock, BeatingStatus, Beats
 from serving.recovery.in_place import Recovery
 from serving.recovery.pages import PageFaults
 from serving.recovery.placement import widened
 from serving.recovery.stream import TokenStream
-from serving.request import RequestSpec
+from serving.request import Request, RequestSpec
+from serving.scheduler import Scheduler
 
 
 class StepProgress(Protocol):
@@ -90,8 +103,73 @@ def serve_on(
             raise
         engine.give_up(f"lost with another rank: {error}")
     kv.check_integrity()
-    record.work.kv_blocks_allocated, record.work.kv_blocks_freed = kv.pages_allocated, kv.pages_freed
+    engine.count()
     append_result(directory, record.as_dict(device.rank, device.now_ps))
+
+
+def prefill_price(job: ReplayJob, priced: PricedModel, placement: Placement) -> PrefillPrice | None:
+    """Prices of whole prefills, for jobs that ask for them."""
+    reuse = job.paging is not None and job.paging.reuse
+    if not reuse and job.balancing != "prefill-cost":
+        return None
+    pooled = job.paging is not None and job.paging.dram_blocks
+    return PrefillPrice(
+        priced,
+        job.num_ranks,
+        placement.slots_per_rank,
+        shared_local=not placement.shared_placed,
+        unsaved=unsaved_share() if pooled else Fraction(0),
+    )
+
+
+def _sampler(job: ReplayJob) -> Sampler:
+    def choose_for(logits: torch.Tensor, request: Request, position: int) -> Sampled:
+        spec = request.spec
+        if spec.params is None:
+            return Sampled(sample(logits, job.sampling, spec.seed, spec.choice, position))
+        rest = (spec.seed, spec.choice, position, spec.prompt, request.outputs)
+        chosen = choose(logits, spec.params, *rest)
+        return Sampled(chosen.token, chosen.logprobs)
+
+    return choose_for
+
+
+def _stops(directory: str) -> Callable[[Request], None]:
+    """Ends a request whose last output says so."""
+    table = TokenBytes.read(directory)
+
+    def stop(request: Request) -> None:
+        params = request.spec.params
+        if params is None:
+            return
+        finish = finish_of(params, request.outputs, request.spec.max_output, table)
+        if finish is not None and finish.reason == "stop":
+            request.stop(finish.stop_reason)
+
+    return stop
+
+
+def _connect(job: ReplayJob, engine: ServingEngine, directory: str, rank: int) -> None:
+    """Give an engine its source of requests and its outlet, where it has them."""
+    if job.recording:
+        engine.source = RecordedSource(job.recording)
+    if job.is_open:
+        engine.stops = _stops(directory)
+    if job.feed:
+        engine.source = OpenSource(directory, rank, job.record, recording_header(job))
+        engine.outlet = OutputSender(directory, rank)
+
+
+def _count_cache(record: RankRecord, scheduler: Scheduler, forward: Forward, kv: PagedKV) -> None:
+    """What a paged cache has done, at the end; nothing may be held any more."""
+    if not isinstance(scheduler, PagedScheduler):
+        record.work.kv_blocks_allocated, record.work.kv_blocks_freed = kv.pages_allocated, kv.pages_freed
+        return
+    cache = scheduler.kv
+    cache.check_integrity(idle=True)
+    record.work.kv_blocks_allocated, record.work.kv_blocks_freed = cache.hbm.allocated, cache.hbm.freed
+    tiers = {"evicted": cache.hbm.evicted, "dram_evicted": cache.dram.evicted if cache.dram else 0}
+    record.cache = {**asdict(scheduler.counts), **tiers, **forward.moved}
 
 
 def _never_served(device: emulator.Device) -> dict[str, Any]:
@@ -115,9 +193,13 @@ def build(
         placement = widened(placement)
     model = common.model
     model.open_experts(e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
-    kv = PagedKV(config, limits.kv_blocks, limits.block_tokens)
-    record = RankRecord()
+    prefill = prefill_price(job, priced, placement)
+    scheduler, dispatcher = deciders(job, specs, limits, device.rank, prefill)
+    cache = scheduler.kv if isinstance(scheduler, PagedScheduler) else None
+    kv = PagedKV(config, limits.kv_blocks, limits.block_tokens, cache)
+    record = RankRecord(keep=not job.feed)
     charges = Charges(priced, device.num_ranks, shared_local=not placement.shared_placed)
+    charges.prefill = prefill
     top_k = config.num_experts_per_tok
     link = PodLink(device, placement, config.hidden_size, top_k, common.sizes, record)
     parts = (device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
@@ -128,7 +210,8 @@ def build(
         jitter = Jitter.from_entries(priced.entries, job.seed) if job.decode.jitter else Jitter()
         skew_router(model, float(priced.entries.value("decode.router_skew")), job.seed)
         forward = DecodeForward(*parts, job.decode, jitter, record.decode, device.engine.start_clock)
-    scheduler, dispatcher = deciders(job, specs, limits, device.rank)
+    if job.paging is not None and job.paging.dram_blocks:
+        forward.tiers = read_prices(job.paging.pool_path, device.profile, priced.kv_bytes(1))
     pod_status = PodStatus(device, record)
     clock: Clock = device
     status: StatusBoard = pod_status
@@ -142,10 +225,12 @@ def build(
         forward=forward,
         scheduler=scheduler,
         dispatcher=dispatcher,
-        sampler=lambda logits, spec, position: sample(logits, job.sampling, spec.seed, 0, position),
+        sampler=_sampler(job),
         record=record,
         progress=_Housekeeping(progress, device.rank),
     )
+    engine.count = partial(_count_cache, record, scheduler, forward, kv)
+    _connect(job, engine, directory, device.rank)
     engine.faults = forward.faults = device.faults
     page_faults = PageFaults(kv, device, record.page_faults)
     engine.lost = page_faults.take
@@ -158,7 +243,9 @@ def build(
     def regroup(living: Sequence[int], placement: Placement) -> None:
         opened = (e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
         model.open_experts(opened)
-        forward.regroup(placement, Charges(priced, len(living), shared_local=not placement.shared_placed))
+        charges = Charges(priced, len(living), shared_local=not placement.shared_placed)
+        charges.prefill = prefill
+        forward.regroup(placement, charges)
         pod_status.regroup(living)
         link.regroup(living)
         beats.regroup(living)

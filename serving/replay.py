@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from emulator.errors import UsageError
 from emulator.profile import Profile, load_profile
 from emulator.topology import Topology
+from serving.balance import check_policy
 from serving.charges import LayerPlan, check_batch, kv_capacity, plan_layers
 from serving.eplb.room import check_eplb, eplb_bytes
+from serving.feed import read_recording, spec_of
 from serving.job import ReplayJob, write_requests, write_schedule
 from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes, touched_bytes
 from serving.model.config import ModelConfig
@@ -19,6 +22,7 @@ from serving.placement import Placement
 from serving.pricing import PricedModel
 from serving.report import (
     binding_resource,
+    cache_facts,
     check_invariants,
     equal_to_reference,
     outcomes,
@@ -71,17 +75,48 @@ def plan_replay(
             model's, a die too small at priced size, a budget below the token scale, a schedule (to follow, or
             to compare with) of another run, …
     """
+    options = WorkloadOptions(
+        config.vocab_size, job.token_scale, time_scale, max_output, job.seed, config.vocab_sections
+    )
+    return _plan(job, config, make_requests(trace, options), fixed, compared)
+
+
+def plan_serve(job: ReplayJob, config: ModelConfig) -> Replay:
+    """Check a job whose requests come from outside, or from a recording; see `plan_replay`."""
+    specs: list[RequestSpec] = []
+    if job.recording:
+        _, entries = read_recording(job.recording)
+        specs = [spec_of(entry["add"], 0) for entry in entries if "add" in entry]
+    return _plan(job, config, specs, None, None)
+
+
+def plan_specs(job: ReplayJob, config: ModelConfig, specs: list[RequestSpec]) -> Replay:
+    """Check a job whose requests are made by the caller; see `plan_replay`."""
+    return _plan(job, config, specs, None, None)
+
+
+def _plan(
+    job: ReplayJob,
+    config: ModelConfig,
+    specs: list[RequestSpec],
+    fixed: Schedule | None,
+    compared: Schedule | None,
+) -> Replay:
     profile = load_profile(job.profile, job.overrides)
     Topology.from_profile(profile, job.num_ranks)
-    priced = PricedModel.load(job.priced_as, profile)
+    priced = PricedModel.load(job.priced_as, profile, job.priced_overrides)
     plans = plan_layers(config, priced)
     placement = job_placement(job, config)
     check_batch(job.batched_tokens, job.max_seqs)
     check_eplb(job, priced)
-    options = WorkloadOptions(
-        config.vocab_size, job.token_scale, time_scale, max_output, job.seed, config.vocab_sections
-    )
-    specs = make_requests(trace, options)
+    check_policy(job.balancing)
+    if job.paging is not None:
+        job.paging.check(job.token_scale)
+        if fixed is not None:
+            raise UsageError(
+                "--schedule-from: a schedule does not say which blocks are shared; leave out the options of "
+                "the paged cache"
+            )
     limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
     top_k = config.num_experts_per_tok
     sizes = exchange_sizes(job, limits, placement, top_k, specs)
@@ -144,6 +179,7 @@ def merge(
     """One result from the ranks' (`serving.job.read_results`), the machine's (`emulator.finalize`) and the
     reference's. Everything in it follows from configuration and seed; the caller adds `host`."""
     endings = outcomes(results)
+    replay = _with_arrivals(replay, results)
     invariants = check_invariants(
         replay.specs, results, endings, replay.job.num_ranks, sum(machine["bytes_by_class"])
     )
@@ -169,6 +205,7 @@ def merge(
         **balancing_facts(replay, results),
         "labels": _labels(replay),
         "configuration": _configuration(replay),
+        **({} if (cache := cache_facts(results)) is None else {"cache": cache}),
     }
 
 
@@ -188,6 +225,14 @@ def balancing_facts(replay: Replay, results: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
+def _with_arrivals(replay: Replay, results: Sequence[Mapping[str, Any]]) -> Replay:
+    """With the arrivals that requests from outside were given when they came."""
+    if not replay.job.is_open:
+        return replay
+    came = {e["id"]: int(e["arrival_ps"]) for result in results for e in result["requests"]}
+    return replace(replay, specs=[replace(s, arrival_ps=came.get(s.request_id, 0)) for s in replay.specs])
+
+
 def _labels(replay: Replay) -> dict[str, Any]:
     """How many of the numbers used are measured, published, derived or assumed, and what was simplified."""
     entries = [*dict(replay.profile.items()).values(), *dict(replay.priced.entries.items()).values()]
@@ -200,6 +245,8 @@ def _labels(replay: Replay) -> dict[str, Any]:
         notes.append(f"a prompt token computed stands for up to {replay.job.token_scale} priced ones")
     if replay.fixed is not None:
         notes.append("the schedule is a recorded one: every request counts as there at virtual time 0")
+    if replay.job.paging is not None and replay.job.paging.dram_blocks:
+        notes.append("what the reuse of a prefix does not save is one fitted share (serving/kv/tiers.toml)")
     if not replay.job.check_memory:
         notes.append("the memory of a die at priced size was not checked")
     return {**Counter(entry.label for entry in entries), "notes": notes}
@@ -207,7 +254,11 @@ def _labels(replay: Replay) -> dict[str, Any]:
 
 def _configuration(replay: Replay) -> dict[str, Any]:
     job = replay.job
+    more: dict[str, Any] = {} if job.paging is None else {"paging": asdict(job.paging)}
+    if job.balancing != "least-tokens":
+        more["balancing"] = job.balancing
     return {
+        **more,
         "profile": job.profile,
         "profile_sha256": replay.profile.hash(),
         "overrides": job.overrides,

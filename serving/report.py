@@ -30,10 +30,11 @@ class Outcome:
     token_times_ps: tuple[int, ...]
     logits_sha256: str
     error: str | None
+    finish: str | None = None
 
     @property
     def ok(self) -> bool:
-        return self.error is None
+        return self.error is None and self.finish != "abort"
 
 
 def outcomes(results: Sequence[Mapping[str, Any]]) -> list[Outcome]:
@@ -46,6 +47,7 @@ def outcomes(results: Sequence[Mapping[str, Any]]) -> list[Outcome]:
             token_times_ps=tuple(entry["times_ps"]),
             logits_sha256=entry["logits_sha256"],
             error=entry["error"],
+            finish=entry.get("finish"),
         )
         for result in results
         for entry in result["requests"]
@@ -63,11 +65,11 @@ def equal_to_reference(endings: Sequence[Outcome], reference: Sequence[Mapping[s
     ]
 
 
-def sum_fields(results: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
-    """Add up the ranks' ledgers stored under `key`."""
+def sum_fields(results: Sequence[Mapping[str, Any]], key: str = "") -> dict[str, int]:
+    """Add up the ranks' ledgers, or those stored under `key`; zeros are kept."""
     total: Counter[str] = Counter()
     for result in results:
-        total.update(result[key])
+        total.update(result[key] if key else result)
     return dict(total)
 
 
@@ -93,9 +95,33 @@ def check_invariants(
         "ranks_agree_on_steps": len({result["steps"] for result in results}) == 1,
         "kv_blocks_freed": work["kv_blocks_allocated"] == work["kv_blocks_freed"],
         "virtual_time_accounted": all(sum(r["time_ps"].values()) == r["end_ps"] for r in results),
-        "all_prompt_and_output_tokens_charged": work["priced_tokens"]
-        == sum(spec.priced_total for spec in specs if _succeeded(spec, endings)),
+        "all_prompt_and_output_tokens_charged": _all_charged(specs, results, endings, work["priced_tokens"]),
     }
+
+
+def _all_charged(
+    specs: Sequence[RequestSpec],
+    results: Sequence[Mapping[str, Any]],
+    endings: Sequence[Outcome],
+    charged: int,
+) -> bool:
+    """Whether what was charged is what requests came to, less what was found in a cache, and what was given
+    up besides."""
+    cache = sum_fields([result["cache"] for result in results if "cache" in result])
+    if not cache:
+        return charged == sum(spec.priced_total for spec in specs if _succeeded(spec, endings))
+    ended = sum(int(entry["charged"]) for result in results for entry in result["requests"])
+    return charged + cache["cached"] - cache["dropped"] == ended
+
+
+def cache_facts(results: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What the ranks' paged caches did, summed; None where there were none. Tokens are priced ones."""
+    counted = [result["cache"] for result in results if "cache" in result]
+    if not counted:
+        return None
+    total = sum_fields(counted)
+    rate = total["hit"] / total["queried"] if total["queried"] else None
+    return {**total, "hit_rate": rate}
 
 
 def _succeeded(spec: RequestSpec, endings: Sequence[Outcome]) -> bool:
@@ -170,7 +196,7 @@ def time_shares(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, flo
             "mean_s": total.get(bucket, 0) / ranks / PS_PER_S,
             "share": total.get(bucket, 0) / everything if everything else 0.0,
         }
-        for bucket in BUCKETS
+        for bucket in (*BUCKETS, *(name for name in total if name not in BUCKETS))
     }
 
 

@@ -7,18 +7,24 @@ stands for priced tokens i*S up to (i+1)*S, S being the token scale; a generated
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from serving.model.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
 class RequestSpec:
     """What is asked for; the same on every rank.
 
-    prompt: int64[ceil(priced_prompt / scale)] functional token ids. `max_output` tokens are generated
-    (end-of-sequence tokens are ignored, as vLLM's `--ignore-eos` does); `truncated` says that the trace
-    asked for more. `seed` feeds the sampler of this request.
+    prompt: int64[ceil(priced_prompt / scale)] functional token ids. At most `max_output` tokens are
+    generated (end-of-sequence tokens of a trace's requests are ignored, as vLLM's `--ignore-eos` does);
+    `truncated` says that the trace asked for more. `seed` feeds the sampler of this request, `choice` tells
+    parallel answers to one prompt apart; `params` are its own sampling parameters, None: the job's. A lower
+    `priority` is served first.
     """
 
     request_id: int
@@ -29,6 +35,9 @@ class RequestSpec:
     max_output: int
     truncated: bool
     seed: int
+    params: SamplingParams | None = None
+    choice: int = 0
+    priority: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -59,7 +68,12 @@ class Request:
     `num_computed` counts the functional tokens whose KV is in the cache. `token_times_ps[i]` is when output
     token i came out. A request ends exactly once: `finish` for success, `fail` with a reason. `replayed` of
     its outputs were given by another rank, which is gone: they are fed like prompt tokens, and must come out
-    again as they are.
+    again as they are. Of these, the logits of the first `answered` are not asked for again.
+
+    Attributes:
+        finish: why it ended: "length", "stop", "abort" or "error". stop_reason: the token or text that did.
+        preemptions: how often its KV was given up and computed again.
+        cached: priced tokens of its prompt that were found in the cache when it first ran.
     """
 
     spec: RequestSpec
@@ -69,6 +83,11 @@ class Request:
     error: str | None = None
     num_ends: int = 0
     replayed: int = 0
+    answered: int = 0
+    finish: str | None = None
+    stop_reason: int | str | None = None
+    preemptions: int = 0
+    cached: int = 0
 
     @property
     def known_tokens(self) -> int:
@@ -98,13 +117,31 @@ class Request:
         outputs = np.asarray(self.outputs[first : end - self.spec.prompt_tokens], dtype=np.int64)
         return np.concatenate([prompt, outputs]) if len(prompt) else outputs
 
+    def all_tokens(self) -> NDArray[np.int64]:
+        """The prompt and every output so far: int64."""
+        return np.concatenate([self.spec.prompt, np.asarray(self.outputs, dtype=np.int64)])
+
     def append_output(self, token: int, time_ps: int) -> None:
         """Record an output token; the last one asked for ends the request."""
         self.outputs.append(token)
         self.token_times_ps.append(time_ps)
         if len(self.outputs) == self.spec.max_output:
+            self._end("length")
+
+    def stop(self, reason: int | str | None) -> None:
+        """End it because its last output said so, even if that was the last one asked for."""
+        if not self.is_done:
             self.num_ends += 1
+        self.finish, self.stop_reason = "stop", reason
 
     def fail(self, reason: str) -> None:
         self.error = reason
+        self._end("error")
+
+    def abort(self) -> None:
+        """End it because nobody wants the answer any more."""
+        self._end("abort")
+
+    def _end(self, why: str) -> None:
+        self.finish = why
         self.num_ends += 1

@@ -2,7 +2,8 @@
 
 A step's budget is counted in *priced* tokens. Running decodes come first (one token each, so no started
 answer stalls), what is left goes to prefills in order of arrival, cut into chunks. A request is admitted when
-the KV blocks of its whole life are free, so nothing is ever preempted.
+the KV blocks of its whole life are free, so nothing is ever preempted (`serving.paged` takes blocks on
+demand).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emulator.errors import InternalError, UsageError
+from serving.kv.cache import Transfer
+from serving.outputs import StatsEvent
 from serving.request import Request, RequestSpec
 
 
@@ -86,8 +89,8 @@ class Segment:
     def answers(self) -> range:
         """Output positions whose logits its last rows give: one where it samples, more where outputs of
         another rank are replayed."""
-        first = self.request.spec.prompt_tokens - 1
-        return range(max(0, self.start - first), max(0, self.start + self.count - first))
+        first, least = self.request.spec.prompt_tokens - 1, self.request.answered
+        return range(max(least, self.start - first), max(least, self.start + self.count - first))
 
     def shares(self) -> list[int]:
         """Priced tokens each functional token stands for: `count` values."""
@@ -107,9 +110,13 @@ class Scheduler:
         self.priced_kv_used = 0
         self.outstanding = 0
 
+    def refusal(self, spec: RequestSpec) -> str | None:
+        """Why a request can never be served here, or None."""
+        return self.limits.refusal(spec)
+
     def add(self, request: Request) -> bool:
         """Queue a request, or fail it alone when it can never fit; True if queued."""
-        reason = self.limits.refusal(request.spec)
+        reason = self.refusal(request.spec)
         if reason is not None:
             request.fail(reason)
             return False
@@ -132,7 +139,7 @@ class Scheduler:
         segments = segments[:budget]
         budget -= len(segments)
         for request in self.running:
-            if request.in_prefill and (segment := _prefill_segment(request, budget)) is not None:
+            if request.in_prefill and (segment := prefill_segment(request, budget)) is not None:
                 segments.append(segment)
                 budget -= segment.priced_count
         if self.has_work and not segments:
@@ -149,11 +156,35 @@ class Scheduler:
         """Drop the requests that have ended, give their KV back, and return them."""
         ended = [request for request in self.running if request.is_done]
         for request in ended:
-            self.kv_blocks_used -= self.limits.blocks(request.spec)
-            self.priced_kv_used -= request.spec.priced_total
+            self._let_go(request)
         if ended:
             self.running = [request for request in self.running if not request.is_done]
         return ended
+
+    def abort(self, request_id: int) -> Request | None:
+        """End a request in whatever state it is, between two steps; None if none of that number is left.
+
+        Its KV counts as free; a request that held some has `num_computed` above 0.
+        """
+        for place, request in enumerate(self.waiting):
+            if request.spec.request_id == request_id:
+                del self.waiting[place]
+                self.outstanding -= request.outstanding
+                request.abort()
+                return request
+        for place, request in enumerate(self.running):
+            if request.spec.request_id == request_id:
+                del self.running[place]
+                self._let_go(request)
+                request.abort()
+                return request
+        return None
+
+    def _let_go(self, request: Request) -> None:
+        """A running request's KV is free, and what it had still to compute is not to be done."""
+        self.kv_blocks_used -= self.limits.blocks(request.spec)
+        self.priced_kv_used -= request.spec.priced_total
+        self.outstanding -= request.outstanding
 
     def start_over(self, request_id: int) -> bool:
         """A running request whose KV is lost waits again, before all others, to be computed from its prompt
@@ -177,13 +208,47 @@ class Scheduler:
             request.fail(reason)
         running, self.running = self.running, []
         for request in running:
-            self.kv_blocks_used -= self.limits.blocks(request.spec)
-            self.priced_kv_used -= request.spec.priced_total
+            self._let_go(request)
             if not request.is_done:
                 request.fail(reason)
         self.waiting.clear()
         self.outstanding = 0
         return [request for request in running if request.num_computed]
+
+    def roll_back(self, segments: Sequence[Segment]) -> None:
+        """A step did not end: what was taken for it alone goes back."""
+
+    def take_transfers(self) -> Sequence[Transfer]:
+        """What must be moved between tiers of the cache before this step's batch is computed."""
+        return ()
+
+    def take_found(self) -> Sequence[int]:
+        """Priced tokens of each prefix that was found in the cache for this step's batch."""
+        return ()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self.running) + len(self.waiting)
+
+    @property
+    def kv_reserved(self) -> int:
+        """Priced tokens of KV that running and waiting requests come to hold at their ends."""
+        return self.priced_kv_used + sum(request.spec.priced_total for request in self.waiting)
+
+    def stats(self, rank: int, now_ps: int) -> StatsEvent:
+        """How this rank stands."""
+        return StatsEvent(
+            rank=rank,
+            now_ps=now_ps,
+            waiting=len(self.waiting),
+            running=len(self.running),
+            kv_used=self.priced_kv_used,
+            kv_total=self.limits.priced_kv_tokens,
+            preemptions=0,
+            cache_queries=0,
+            cache_hits=0,
+        )
 
     def has_room(self, spec: RequestSpec) -> bool:
         """Whether the KV of a request's whole life is free."""
@@ -215,7 +280,7 @@ def make_segment(request: Request, count: int) -> Segment:
     return Segment(request, start, count, priced_start, priced_count, samples, decode)
 
 
-def _prefill_segment(request: Request, budget: int) -> Segment | None:
+def prefill_segment(request: Request, budget: int) -> Segment | None:
     """The longest chunk of what is known worth at most `budget` priced tokens; None if not one token fits."""
     spec = request.spec
     start = request.num_computed

@@ -9,7 +9,6 @@ import numpy as np
 from rich.table import Table
 
 from emulator.clock import time_said
-from serving.ledger import BUCKETS
 from serving.placement import EMPTY, Placement, home_rank
 from serving.schedule import describe
 
@@ -59,8 +58,7 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
     table = Table(title="Emulated pod", show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
-    for bucket in BUCKETS:
-        part = result["virtual_time"][bucket]
+    for bucket, part in result["virtual_time"].items():
         table.add_row(
             f"Virtual time: {bucket}", f"{part['mean_s']:.4f} s a rank ({100 * part['share']:.1f} %)"
         )
@@ -72,6 +70,8 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
     table.add_row(
         "Tokens computed / charged", f"{result['functional_tokens']:,} / {result['priced_tokens']:,}"
     )
+    for name, text in _cache_rows(result.get("cache")):
+        table.add_row(name, text)
     table.add_section()
     bottleneck = result["bottleneck"]
     share = f"{100 * bottleneck['share']:.0f} % of the time with work"
@@ -88,6 +88,19 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
         table.add_row("Wall time (start-up)", f"{host['wall_s']:.1f} s ({host['startup_wall_s']:.1f} s)")
         table.add_row("Peak memory of all processes", f"{host['pss_gb']:.2f} GB")
     return table
+
+
+def _cache_rows(cache: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if cache is None:
+        return []
+    rows = [("Preemptions", f"{cache['preemptions']:,}")]
+    if cache["hit_rate"] is not None:
+        found = f"{cache['hit']:,} of {cache['queried']:,} tokens ({100 * cache['hit_rate']:.1f} %)"
+        rows.append(("Prefixes found", found))
+    if cache["kv_load_bytes"] or cache["kv_store_bytes"]:
+        moved = f"{cache['kv_load_bytes'] / 1e9:,.3f} / {cache['kv_store_bytes'] / 1e9:,.3f} GB"
+        rows.append(("KV loaded / stored", moved))
+    return rows
 
 
 def _schedule_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from emulator.errors import InternalError, UsageError
+from serving.kv.cache import KVCache, Move, Transfer
 from serving.model.config import ModelConfig
 
 __all__ = ["PagedKV", "Segment", "row_width"]
@@ -56,9 +57,13 @@ class PagedKV:
         config: the model whose rows are kept.
         num_pages: pages that sequences can hold.
         page_size: tokens per page; any positive number.
+        cache: who decides which pages a sequence has (`serving.kv`), sharing them between sequences; None:
+            pages are lent here, each to one sequence.
     """
 
-    def __init__(self, config: ModelConfig, num_pages: int, page_size: int = 16) -> None:
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_size: int = 16, cache: KVCache | None = None
+    ) -> None:
         if num_pages < 1 or page_size < 1:
             raise UsageError(f"KV cache needs at least one page of one token, got {num_pages} of {page_size}")
         self.page_size = page_size
@@ -71,7 +76,9 @@ class PagedKV:
         self.pages_freed = 0
         self._free = list(range(num_pages, 0, -1))
         self._spoiled: set[int] = set()
-        self._tables: dict[Hashable, list[int]] = {}
+        self._cache = cache
+        self._tables: dict[Hashable, list[int]] = {} if cache is None else cache.tables
+        self._host: dict[int, torch.Tensor] = {}
         self._lengths: dict[Hashable, int] = {}
 
     @property
@@ -96,14 +103,19 @@ class PagedKV:
         """Whether appending these (sequence, new tokens), each sequence once, fits into the free pages."""
         return sum(self.pages_for(sequence, count) for sequence, count in wanted) <= len(self._free)
 
-    def append(self, sequence: Hashable, new_tokens: int) -> Segment:
+    def append(self, sequence: Hashable, new_tokens: int, start: int | None = None) -> Segment:
         """Make room for `new_tokens` more tokens and count them; the model's layers write their rows.
+
+        Args:
+            start: position of the first, where pages are lent elsewhere: a prefix may be there already.
 
         Raises:
             UsageError: not enough free pages (nothing is changed), or no token.
         """
         if new_tokens < 1:
             raise UsageError(f"KV cache: sequence {sequence!r}: cannot append {new_tokens} tokens")
+        if self._cache is not None:
+            return self._append_lent(sequence, new_tokens, self.length(sequence) if start is None else start)
         needed = self.pages_for(sequence, new_tokens)
         if needed > len(self._free):
             raise UsageError(
@@ -119,6 +131,28 @@ class PagedKV:
         self._lengths[sequence] = start + new_tokens
         return Segment(sequence, start, new_tokens)
 
+    def _append_lent(self, sequence: Hashable, new_tokens: int, start: int) -> Segment:
+        table = self._tables.get(sequence, [])
+        if (start + new_tokens) > len(table) * self.page_size:
+            raise InternalError(
+                f"KV cache: sequence {sequence!r} has {len(table)} pages of {self.page_size}, too few for "
+                f"{start + new_tokens} tokens"
+            )
+        self._prepare(max(table))
+        self._lengths[sequence] = start + new_tokens
+        return Segment(sequence, start, new_tokens)
+
+    def move(self, transfers: Sequence[Transfer]) -> None:
+        """Copy pages between the tiers, in order."""
+        for transfer in transfers:
+            if transfer.move is Move.STORE:
+                self._host[transfer.target] = self.pages[:, transfer.source].clone()
+                continue
+            self._prepare(transfer.target)
+            host = transfer.move is Move.LOAD
+            source = self._host[transfer.source] if host else self.pages[:, transfer.source]
+            self.pages[:, transfer.target] = source
+
     def _prepare(self, page: int) -> None:
         """Write the constant 1 into all pages up to `page` that never had it."""
         if page >= self._prepared:
@@ -131,6 +165,9 @@ class PagedKV:
         Raises:
             UsageError: the sequence holds nothing.
         """
+        if self._cache is not None:  # who lent the pages takes them back
+            self._lengths.pop(sequence, None)
+            return
         if sequence not in self._tables:
             raise UsageError(f"KV cache: sequence {sequence!r} is not in the cache")
         del self._lengths[sequence]
@@ -147,11 +184,19 @@ class PagedKV:
         """The pages that sequences hold, and which."""
         return {page: sequence for sequence, table in self._tables.items() for page in table}
 
+    def owners(self, pages: Sequence[int]) -> list[Hashable]:
+        """The sequences that hold any of these pages."""
+        lost = set(pages)
+        return [sequence for sequence, table in self._tables.items() if lost.intersection(table)]
+
     def spoil(self, pages: Sequence[int]) -> None:
         """Lose what these held pages contain; they are clean once they are given back."""
         for page in pages:
             self.pages[:, page, :, :-1] = _GARBAGE
-        self._spoiled.update(pages)
+        if self._cache is not None:
+            self._cache.forget(pages)
+        else:
+            self._spoiled.update(pages)
 
     def truncate(self, sequence: Hashable, length: int) -> None:
         """Forget the tokens of `sequence` from position `length` on; at 0 it is as if it had never come.
@@ -159,6 +204,9 @@ class PagedKV:
         Raises:
             UsageError: the sequence is shorter.
         """
+        if self._cache is not None:  # who lent the pages takes back what is too much
+            self._lengths[sequence] = length
+            return
         if length > self.length(sequence):
             raise UsageError(
                 f"KV cache: sequence {sequence!r} has {self.length(sequence)} tokens, not {length}"
@@ -191,6 +239,16 @@ class PagedKV:
         Raises:
             InternalError: naming what is broken.
         """
+        if self._cache is not None:
+            self._cache.check_integrity()
+        else:
+            self._check_tables()
+        if bool(self.pages[:, _PADDING_PAGE, :, :-1].any()) or not bool(
+            (self.pages[:, : self._prepared, :, -1] == 1).all()
+        ):
+            raise InternalError("KV cache: the padding page or the column of ones was written")
+
+    def _check_tables(self) -> None:
         held = [page for table in self._tables.values() for page in table]
         if sorted(held + self._free) != list(range(1, self.num_pages + 1)):
             raise InternalError("KV cache: a page is lost, held twice, or both held and free")
@@ -206,7 +264,3 @@ class PagedKV:
                 f"KV cache: {self.pages_allocated} pages allocated, {self.pages_freed} freed, "
                 f"{len(held)} held"
             )
-        if bool(self.pages[:, _PADDING_PAGE, :, :-1].any()) or not bool(
-            (self.pages[:, : self._prepared, :, -1] == 1).all()
-        ):
-            raise InternalError("KV cache: the padding page or the column of ones was written")

@@ -36,7 +36,7 @@ class PageFaults:
             page = sorted(held)[draw(f"{fault.model_dump_json()}:{number}", len(held))]
             lost[page] = held.pop(page)
         self._kv.spoil(list(lost))
-        owners = sorted({int(owner) for owner in lost.values()})
+        owners = sorted({int(str(owner)) for owner in self._kv.owners(list(lost))})
         self._lost.update(owners)
         facts = {"at_ps": self._clock.now_ps, "pages": sorted(lost), "recomputed": owners}
         self._report.append(facts)

@@ -91,7 +91,7 @@ BUILDS = (
     Broken("token kept twice", "serving/request.py", "self.outputs.append(token)", "self.outputs += [token, token]", T_ENGINE),
     Broken("ended request not released", ENGINE, "self._forward.release(request.spec.request_id)", "pass", T_ENGINE),
     Broken("logits not hashed", ENGINE, "digest.update(row.numpy().tobytes())", "pass", T_ENGINE),
-    Broken("sampler at a wrong position", ENGINE, "request.spec, position)", "request.spec, 0)", T_ENGINE),
+    Broken("sampler at a wrong position", ENGINE, "(row, request, position)", "(row, request, 0)", T_ENGINE),
     Broken("everything to rank 0", DISPATCH, "int(np.argmin(loads))", "0", T_DISPATCH),
     Broken("load not noted", DISPATCH, "loads[rank] += spec.priced_total", "pass", T_DISPATCH),
     Broken("handed out early", DISPATCH, "and arrival <= now_ps:", "and True:", T_DISPATCH),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from emulator.profile import load_profile
 from serving.charges import Charges, plan_layers
 from serving.dispatch import Dispatcher
-from serving.engine import RankRecord, ServingEngine
+from serving.engine import RankRecord, Sampled, ServingEngine
 from serving.forward import Forward, Received
+from serving.job import PagingOptions
 from serving.model.kv_cache import PagedKV
 from serving.model.model import load_model
 from serving.model.sampling import GREEDY, SamplingParams, sample
+from serving.paged import PagedOptions, PagedScheduler, make_cache
 from serving.placement import Placement
 from serving.pricing import PricedModel
 from serving.request import RequestSpec
@@ -127,6 +129,7 @@ def run_pod(
     limits: SchedulerLimits,
     priced: PricedModel,
     params: SamplingParams | None = None,
+    paging: PagingOptions | None = None,
 ) -> list[tuple[RankRecord, AddingClock, LocalLink]]:
     """Serve `specs` on as many threads as the placement has ranks."""
     board = Board(placement.num_ranks)
@@ -135,7 +138,7 @@ def run_pod(
 
     def one_rank(rank: int) -> None:
         try:
-            ends[rank] = _serve(rank, board, model_dir, specs, placement, limits, priced, params)
+            ends[rank] = _serve(rank, board, model_dir, specs, placement, limits, priced, params, paging)
         except BaseException as error:
             errors.append(error)
             board.barrier.abort()
@@ -159,9 +162,15 @@ def _serve(
     limits: SchedulerLimits,
     priced: PricedModel,
     params: SamplingParams | None,
+    paging: PagingOptions | None = None,
 ) -> tuple[RankRecord, AddingClock, LocalLink]:
     model = load_model(model_dir, [e for e in placement.experts_on(rank) if e < placement.num_routed])
-    kv = PagedKV(model.config, limits.kv_blocks, limits.block_tokens)
+    scheduler = Scheduler(limits)
+    if paging is not None:
+        options = PagedOptions(paging.reuse, paging.chunked, paging.dram_blocks)
+        scheduler = PagedScheduler(limits, make_cache(limits, options, paging.block_size), options)
+    cache = scheduler.kv if isinstance(scheduler, PagedScheduler) else None
+    kv = PagedKV(model.config, limits.kv_blocks, limits.block_tokens, cache)
     clock, record = AddingClock(), RankRecord()
     link = LocalLink(board, rank, placement, model.config.hidden_size)
     charges = Charges(priced, placement.num_ranks, shared_local=not placement.shared_placed)
@@ -172,15 +181,20 @@ def _serve(
         clock,
         LocalStatus(board, rank),
         forward,
-        Scheduler(limits),
-        Dispatcher(specs, lambda spec: limits.refusal(spec) is not None),
-        lambda logits, spec, position: sample(logits, params or GREEDY, spec.seed, 0, position),
+        scheduler,
+        Dispatcher(specs, lambda spec: scheduler.refusal(spec) is not None),
+        lambda logits, request, position: Sampled(
+            sample(logits, params or GREEDY, request.spec.seed, 0, position)
+        ),
         record,
         lambda ended, now_ps: None,
     )
     engine.run()
     kv.check_integrity()
     record.work.kv_blocks_allocated, record.work.kv_blocks_freed = kv.pages_allocated, kv.pages_freed
+    if isinstance(scheduler, PagedScheduler):
+        scheduler.kv.check_integrity(idle=True)
+        record.cache = asdict(scheduler.counts)
     return record, clock, link
 
 

@@ -23,7 +23,7 @@ from serving.decode.settings import (
     decode_job,
     decode_requests,
 )
-from serving.engine import RankRecord, ServingEngine
+from serving.engine import RankRecord, Sampled, ServingEngine
 from serving.fixed import deciders
 from serving.job import DecodeOptions, ReplayJob
 from serving.limits import job_limits
@@ -120,8 +120,8 @@ class Pod:
         forward = DecodeForward(*parts, record.time, self.job.decode, self.jitter, record.decode)
         scheduler, dispatcher = deciders(self.job, self.specs, self.limits, rank)
 
-        def sampler(logits: Any, spec: Any, position: int) -> int:
-            return sample(logits, GREEDY, spec.seed, 0, position)
+        def sampler(logits: Any, request: Any, position: int) -> Sampled:
+            return Sampled(sample(logits, GREEDY, request.spec.seed, 0, position))
 
         status = LocalStatus(self.board, rank)
         ServingEngine(

@@ -53,6 +53,7 @@ class Limits(NamedTuple):
 
 _POSITIVE = Limits(0.0, 1e9, True, "a number above 0, at most 1e9")
 _DURATION = Limits(0.0, 1e6, False, "a number from 0 to 1e6")
+_CLOCK_CHOICES = {"clock": CLOCKS, "compute": COMPUTES}
 CLOCK_LIMITS = {
     "dilation": _POSITIVE,
     "compute_factor": _POSITIVE,
@@ -181,13 +182,22 @@ def environment_clock(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys of the clock that the environment's variables give.
 
     Raises:
-        UsageError: a value that is no number where one is needed.
+        UsageError: a value that is none of the choices, no number, or out of range.
     """
-    found: dict[str, Any] = {}
-    for key, name in CLOCK_KEYS.items():
-        if text := environ.get(name):
-            found[key] = text if isinstance(_DEFAULTS[key], str) else number_of(name, text)
-    return found
+    given = {key: (name, environ[name]) for key, name in CLOCK_KEYS.items() if environ.get(name)}
+    return {key: clock_value(key, text, f"{name}={text}") for key, (name, text) in given.items()}
+
+
+def clock_value(key: str, text: str, said: str) -> str | float:
+    """The value of a key of the clock that is given as text; `said` is how it was. Raises UsageError."""
+    if key in _CLOCK_CHOICES:
+        if text not in _CLOCK_CHOICES[key]:
+            raise UsageError(f"{said}: choose one of {', '.join(_CLOCK_CHOICES[key])}")
+        return text
+    value = number_of(said, text)
+    if not in_limits(value, CLOCK_LIMITS[key]):
+        raise UsageError(f"{said}: must be {CLOCK_LIMITS[key].words}")
+    return value
 
 
 def number_of(name: str, text: str) -> float:
@@ -195,7 +205,7 @@ def number_of(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UsageError(f"{name}: a number is needed, got {text!r}") from None
+        raise UsageError(f"{name}: a number is needed") from None
     return value
 
 

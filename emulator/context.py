@@ -73,6 +73,7 @@ def init(**cfg: Any) -> Device:
     if config.keep_going:
         _stop_watching.extend(watch(device) for watch in watchers)
     atexit.register(finalize)
+    device.engine.start_clock()  # nothing under the virtual clock
     return device
 
 

@@ -33,7 +33,7 @@ def engine_settings(config: RunConfig) -> WallConfig:
 
 
 def measure_host(engine: Engine, board: Board, rank: int) -> None:
-    """Find out how late this rank wakes up while all ranks do the same, and start the clock.
+    """Find out how late this rank wakes up while all ranks do the same.
 
     Into `board.wall[rank]`, host ns: lateness of a sleep (p50, p99, max), time to be woken by the last rank
     of a meeting (p50, max), the timer's resolution.
@@ -52,7 +52,6 @@ def measure_host(engine: Engine, board: Board, rank: int) -> None:
         *(int(v) for v in facts),
         round(time.get_clock_info("monotonic").resolution * 1e9),
     ]
-    engine.start_clock()
 
 
 def fabric_delay_ps(settings: EngineConfig) -> int:

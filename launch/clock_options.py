@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from emulator.config import CLOCK_KEYS, CLOCK_LIMITS, CLOCKS, COMPUTES, clock_of, in_limits, number_of
+from emulator.config import CLOCK_KEYS, clock_of, clock_value
 from emulator.errors import UsageError
 
 _COMMANDS = ("run", "replay", "bench", "compare", "calibrate", "decode", "eplb", "chaos", "serve")
 _NO_WALL = {"eplb": "it starts no ranks"}
 _GIVEN = "superpod.clock"
-_CHOICES = {"clock": CLOCKS, "compute": COMPUTES}
 _HELP = {
     "clock": "virtual, or wall: delays are really slept.",
     "dilation": "Wall clock: host seconds that one emulated second takes.",
@@ -28,13 +27,7 @@ _HELP = {
 def checked(key: str, value: str, name: str = "") -> str:
     """A value of an option, or of the variable `name`. Raises UsageError: not one of the choices, no number,
     or not positive."""
-    said = f"{name}={value}" if name else f"--{key.replace('_', '-')} {value}"
-    if key in _CHOICES:
-        if value not in _CHOICES[key]:
-            raise UsageError(f"{said}: choose one of {', '.join(_CHOICES[key])}")
-        return value
-    if not in_limits(number_of(said, value), CLOCK_LIMITS[key]):
-        raise UsageError(f"{said}: must be {CLOCK_LIMITS[key].words}")
+    clock_value(key, value, f"{name}={value}" if name else f"--{key.replace('_', '-')} {value}")
     return value
 
 

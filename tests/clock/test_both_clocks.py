@@ -1,8 +1,8 @@
-"""Tests of paths, litmus rows and collectives once more, the same bodies, under the wall clock.
+"""Tests of paths, litmus rows, collectives and serving once more, the same bodies, under the wall clock.
 
 They assert what they assert under the virtual clock: exact picoseconds, bytes, hashes, allowed outcomes. The
-suite has a sample, `make test-sweeps` whole modules. The dilation is small, for the code path
-alone is tried, and a grace of a minute keeps every bound the virtual one. Serving: test_wall_replay.
+suite has a sample, `make test-sweeps` whole modules and serving. The dilation is small, for the code path
+alone is tried, and a grace of a minute keeps every bound the virtual one. Beside each other: test_wall_runs.
 """
 
 import os
@@ -26,6 +26,10 @@ MODULES = (
     "tests/memsem/test_signals.py",
     "tests/memsem/test_message_order.py",
     "tests/collectives/test_coll.py",
+)
+SERVING = (
+    "tests/serving/test_replay.py::test_answers_do_not_depend_on_the_ranks_and_equal_the_reference",
+    "tests/recovery/test_in_place_ranks.py",
 )
 
 
@@ -53,3 +57,9 @@ def test_a_sample_of_the_suite() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_whole_modules(module: str) -> None:
     under_the_wall_clock((module,), 600)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(660)
+def test_serving() -> None:
+    under_the_wall_clock(SERVING, 600, SUPERPOD_DILATION="0.05")

@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 def make_checkpoint_command(
     directory: Annotated[Path, typer.Argument(help="Where to write config.json and the tensors.")],
-    preset: Annotated[str, typer.Option(help="mini routes as DeepSeek-R1 does; tiny is for tests.")] = "mini",
+    preset: Annotated[
+        str, typer.Option(help="mini routes as DeepSeek-R1, qwen3-moe-mini as Qwen3-30B-A3B; tiny for tests.")
+    ] = "mini",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
     balance_router: Annotated[
         bool, typer.Option("--balance-router", help="Set the router's bias so that expert loads are even.")
@@ -34,7 +36,7 @@ def make_checkpoint_command(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> int:
-    """Write a seeded random DeepSeek-V3 model: config.json and safetensors."""
+    """Write a seeded random model: config.json and safetensors."""
     from serving import model  # torch takes a second: only this command needs it
 
     if drift is not None:

@@ -214,7 +214,7 @@ class Forward:
         )
         if self._placement.shared_placed:
             return x + routed
-        return x + (routed + layer.shared(h))
+        return x + layer.joined(routed, h)
 
     def _announce(self, state: str, batch: _Batch) -> None:
         if self.faults.active:

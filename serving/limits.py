@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from emulator.errors import UsageError
 from emulator.rows import RowFormat
 from serving.job import PagingOptions, ReplayJob
 from serving.model.config import ModelConfig
@@ -29,7 +30,15 @@ that is not used is never touched, so it takes no memory.)"""
 
 
 def job_placement(job: ReplayJob, config: ModelConfig) -> Placement:
-    """The placement a job asks for."""
+    """The placement a job asks for.
+
+    Raises:
+        UsageError: shared experts are to be placed and the model has none.
+    """
+    if job.shared_experts == "placed" and not config.n_shared_experts:
+        raise UsageError(
+            f"--shared-experts placed: a model of type {config.model_type} has none; take 'local'"
+        )
     options = PlacementOptions(job.shared_experts, job.redundant_experts)
     return place_experts(job.num_ranks, config.n_routed_experts, config.num_experts_per_tok, options)
 

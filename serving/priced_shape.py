@@ -18,6 +18,7 @@ _COUNT: Final = {
     "dense_layers": KeySpec("layers", 0, 1_000, integer=True),
     "mtp_layers": KeySpec("layers", 0, 16, integer=True),
     "heads": KeySpec("heads", 1, 4_096, integer=True),
+    "kv_heads": KeySpec("heads", 0, 4_096, integer=True),
     "routed_experts": KeySpec("experts", 1, 65_536, integer=True),
     "shared_experts": KeySpec("experts", 0, 64, integer=True),
     "top_k": KeySpec("experts", 1, 256, integer=True),
@@ -26,12 +27,14 @@ _COUNT: Final = {
     "q_lora": KeySpec("elements", 0, 1_000_000, integer=True),
 }
 _ELEMENTS: Final = (
-    "hidden", "kv_lora", "qk_nope", "qk_rope", "v_head", "dense_intermediate", "expert_intermediate", "vocab",
+    "hidden", "qk_rope", "v_head", "dense_intermediate", "expert_intermediate", "vocab",
 )  # fmt: skip
+_LATENT: Final = ("kv_lora", "qk_nope")
 
 MODEL_KEYS: Final[dict[str, KeySpec]] = {
     **{f"shape.{name}": spec for name, spec in _COUNT.items()},
     **{f"shape.{name}": KeySpec("elements", 1, 10_000_000, integer=True) for name in _ELEMENTS},
+    **{f"shape.{name}": KeySpec("elements", 0, 10_000_000, integer=True) for name in _LATENT},
     "cost.kv_latent_bytes": KeySpec("B", 1, 8, integer=True),
     "cost.kv_rope_bytes": KeySpec("B", 1, 8, integer=True),
     "cost.mla_int8_share": KeySpec("ratio", 0, 1),
@@ -53,13 +56,18 @@ MODEL_KEYS: Final[dict[str, KeySpec]] = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A DeepSeek-V3-style architecture: counts, and widths in elements; `q_lora` 0 is no compression."""
+    """A MoE architecture: counts, and widths in elements; `q_lora` 0 is no compression.
+
+    kv_heads: 0 is latent attention; more is grouped-query attention, whose heads are `qk_rope` wide and which
+    has no latent parts.
+    """
 
     layers: int
     dense_layers: int
     mtp_layers: int
     hidden: int
     heads: int
+    kv_heads: int
     q_lora: int
     kv_lora: int
     qk_nope: int
@@ -93,7 +101,7 @@ class ModelShape:
     @classmethod
     def from_entries(cls, entries: Profile) -> "ModelShape":
         """Return the shape in `entries`. Raises UsageError where counts contradict each other."""
-        names = [*_COUNT, *_ELEMENTS]
+        names = [*_COUNT, *_ELEMENTS, *_LATENT]
         shape = cls(**{name: entries.integer(f"shape.{name}") for name in names})
         if shape.dense_layers > shape.layers:
             raise UsageError(f"priced model {entries.name}: more dense layers than layers")
@@ -101,6 +109,13 @@ class ModelShape:
             raise UsageError(
                 f"priced model {entries.name}: experts, groups and kept groups do not fit together"
             )
+        if shape.kv_heads and (shape.kv_lora or shape.qk_nope or shape.heads % shape.kv_heads):
+            raise UsageError(
+                f"priced model {entries.name}: {shape.kv_heads} KV heads with a latent part, or with "
+                f"{shape.heads} heads that they do not divide"
+            )
+        if not shape.kv_heads and not (shape.kv_lora and shape.qk_nope):
+            raise UsageError(f"priced model {entries.name}: neither KV heads nor a latent part")
         if shape.top_k > shape.topk_groups * (shape.routed_experts // shape.groups):
             raise UsageError(f"priced model {entries.name}: top-k exceeds the experts of the kept groups")
         return shape

@@ -74,6 +74,9 @@ class PricedModel:
         """Query and KV projections, RoPE and, for decode, the absorbed key projection, in one kernel."""
         s = self.shape
         weights = self._projection_elements
+        if s.kv_heads:
+            width = (s.heads + 2 * s.kv_heads) * s.qk_rope
+            return self.prices.price_ps("mla_preprocess", 2 * rows * weights, weights + 2 * rows * width)
         absorbed = s.heads * s.qk_nope * s.kv_lora
         # The absorbed product runs in BF16, at half the INT8 peak this kernel is rated by: it counts twice.
         ops = 2 * rows * weights + 2 * 2 * decode_rows * absorbed
@@ -83,7 +86,8 @@ class PricedModel:
 
     def _decode_attention_ps(self, kv: NDArray[np.int64], queries: int) -> int:
         s, total = self.shape, int(kv.sum())
-        ops = 2 * s.heads * (2 * s.kv_lora + s.qk_rope) * total * queries
+        values = s.v_head if s.kv_heads else 2 * s.kv_lora
+        ops = 2 * s.heads * (values + s.qk_rope) * total * queries
         moved = total * self.kv_bytes_per_layer
         share = exact(self.entries.value("cost.mla_int8_share"))
         bf16 = self.prices.price_ps("mla_decode", ops, moved)
@@ -94,13 +98,16 @@ class PricedModel:
         """Causal attention over expanded heads: each new token sees the cached ones and those before it."""
         s = self.shape
         width = s.heads * (s.qk_nope + s.qk_rope + s.v_head)
+        kept = s.kv_heads * (s.qk_rope + s.v_head) if s.kv_heads else width
         pairs = sum(length * start + length * (length + 1) // 2 for start, length in prefill)
         context = sum(start + length for start, length in prefill if length)
-        return self.prices.price_ps("attention_prefill", 2 * width * pairs, 2 * width * context)
+        return self.prices.price_ps("attention_prefill", 2 * width * pairs, 2 * kept * context)
 
     def _value_ps(self, decode_rows: int, prefill: Sequence[tuple[int, int]]) -> int:
         """Decode: the absorbed value projection. Prefill: keys and values of the whole context expanded."""
         s = self.shape
+        if s.kv_heads:
+            return 0
         weights = s.heads * s.kv_lora * s.v_head
         moved = 2 * weights + 2 * decode_rows * s.heads * (s.kv_lora + s.v_head)
         decode = self.prices.price_ps("gemm_bf16", 2 * decode_rows * weights, moved) if decode_rows else 0
@@ -194,7 +201,10 @@ class PricedModel:
 
     @property
     def kv_bytes_per_layer(self) -> int:
-        """KV of one token in one layer: latent and RoPE part."""
+        """KV of one token in one layer: latent and RoPE part, or keys and values of the KV heads."""
+        if self.shape.kv_heads:
+            elements = self.shape.kv_heads * (self.shape.qk_rope + self.shape.v_head)
+            return self.entries.num_bytes("cost.kv_rope_bytes") * elements
         latent = self.entries.num_bytes("cost.kv_latent_bytes") * self.shape.kv_lora
         return latent + self.entries.num_bytes("cost.kv_rope_bytes") * self.shape.qk_rope
 
@@ -205,8 +215,10 @@ class PricedModel:
 
     @property
     def _projection_elements(self) -> int:
-        """Weights of the fused preprocessing kernel: query and latent KV projections, INT8."""
+        """Weights of the fused preprocessing kernel: query and (latent) KV projections, INT8."""
         s = self.shape
+        if s.kv_heads:
+            return s.hidden * (s.heads * s.qk_rope + s.kv_heads * (s.qk_rope + s.v_head))
         query = s.heads * (s.qk_nope + s.qk_rope)
         queries = s.hidden * s.q_lora + s.q_lora * query if s.q_lora else s.hidden * query
         return queries + s.hidden * (s.kv_lora + s.qk_rope)

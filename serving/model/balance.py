@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from emulator.errors import UsageError
 from serving.model.checkpoint import make_checkpoint
 from serving.model.config import ModelConfig, preset_config
 from serving.model.kv_cache import PagedKV
@@ -39,12 +40,21 @@ def make_balanced_checkpoint(
         UsageError: as `make_checkpoint`.
     """
     config = preset_config(preset) if isinstance(preset, str) else preset
+    check_bias(config)
     with tempfile.TemporaryDirectory() as scratch:
         make_checkpoint(scratch, config, seed)
         replaced = fit_biases(
             load_model(scratch), config, seed, lambda scores: balanced_bias(scores, config), _SEQUENCES
         )
         return make_checkpoint(directory, config, seed, overwrite=overwrite, replaced=replaced)
+
+
+def check_bias(config: ModelConfig) -> None:
+    """Raise UsageError for a router without a correction bias."""
+    if not config.router_has_bias:
+        raise UsageError(
+            f"--balance-router and --expert-skew set the correction bias, which {config.model_type} lacks"
+        )
 
 
 def fit_biases(
@@ -96,7 +106,7 @@ def walk(
 
 
 def _mlp(layer: Layer, h: torch.Tensor) -> torch.Tensor:
-    return routed_experts(layer, h) + layer.shared(h) if layer.is_moe else layer.dense(h)
+    return layer.joined(routed_experts(layer, h), h) if layer.is_moe else layer.dense(h)
 
 
 def expert_loads(scores: np.ndarray, bias: np.ndarray, config: ModelConfig) -> np.ndarray:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from emulator.errors import UsageError
-from serving.model.config import ModelConfig, preset_config
+from serving.model.config import DeepseekV3Config, ModelConfig, Qwen3MoeConfig, preset_config
 from serving.model.weights import INDEX_FILE, SINGLE_FILE, write_safetensors
 
 __all__ = ["expert_shapes", "layer_shapes", "make_checkpoint", "mlp_shapes", "tensor_shapes"]
@@ -38,6 +38,25 @@ def expert_shapes(config: ModelConfig, layer: int, expert: int) -> dict[str, Sha
 
 
 def _attention_shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
+    if isinstance(config, Qwen3MoeConfig):
+        return _grouped_shapes(config, prefix)
+    assert isinstance(config, DeepseekV3Config)
+    return _latent_shapes(config, prefix)
+
+
+def _grouped_shapes(config: Qwen3MoeConfig, prefix: str) -> dict[str, Shape]:
+    hidden, dim = config.hidden_size, config.head_dim
+    return {
+        f"{prefix}.q_proj.weight": (config.num_attention_heads * dim, hidden),
+        f"{prefix}.k_proj.weight": (config.num_key_value_heads * dim, hidden),
+        f"{prefix}.v_proj.weight": (config.num_key_value_heads * dim, hidden),
+        f"{prefix}.q_norm.weight": (dim,),
+        f"{prefix}.k_norm.weight": (dim,),
+        f"{prefix}.o_proj.weight": (hidden, config.num_attention_heads * dim),
+    }
+
+
+def _latent_shapes(config: DeepseekV3Config, prefix: str) -> dict[str, Shape]:
     heads, hidden = config.num_attention_heads, config.hidden_size
     q_rows = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
     shapes: dict[str, Shape] = {}
@@ -66,7 +85,10 @@ def layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
     if not config.is_moe(layer):
         return shapes | mlp_shapes(config, f"{prefix}.mlp", config.intermediate_size)
     shapes[f"{prefix}.mlp.gate.weight"] = (config.n_routed_experts, hidden)
-    shapes[f"{prefix}.mlp.gate.e_score_correction_bias"] = (config.n_routed_experts,)
+    if config.router_has_bias:
+        shapes[f"{prefix}.mlp.gate.e_score_correction_bias"] = (config.n_routed_experts,)
+    if not config.n_shared_experts:
+        return shapes
     shared_width = config.moe_intermediate_size * config.n_shared_experts
     return shapes | mlp_shapes(config, f"{prefix}.mlp.shared_experts", shared_width)
 

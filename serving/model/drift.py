@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from emulator.errors import UsageError
-from serving.model.balance import LENGTH, walk
+from serving.model.balance import LENGTH, check_bias, walk
 from serving.model.checkpoint import make_checkpoint
 from serving.model.config import ModelConfig, preset_config
 from serving.model.layers import Layer
@@ -48,6 +48,7 @@ def make_drifting_checkpoint(
         UsageError: as `make_skewed_checkpoint`; fewer than two sections, or more than fit.
     """
     config = preset_config(preset) if isinstance(preset, str) else preset
+    check_bias(config)
     most = min(config.vocab_size // 8, config.hidden_size // 4)
     if not 2 <= sections <= most:
         raise UsageError(f"--drift {sections}: 2 to {most} sections of a vocabulary of {config.vocab_size}")

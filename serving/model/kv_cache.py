@@ -27,7 +27,7 @@ _GARBAGE = 7.0
 
 def row_width(config: ModelConfig) -> int:
     """Floats in one cached row of one layer."""
-    return config.kv_lora_rank + 1 + config.qk_rope_head_dim
+    return config.kv_width + 1
 
 
 @dataclass(frozen=True)

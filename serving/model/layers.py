@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from emulator.errors import UsageError
+from emulator.errors import InternalError, UsageError
 from serving.model.attention import LatentAttention
 from serving.model.checkpoint import expert_shapes, mlp_shapes
-from serving.model.config import ModelConfig
+from serving.model.config import DeepseekV3Config, ModelConfig, Qwen3MoeConfig
 from serving.model.elementwise import sigmoid_, silu_
+from serving.model.gqa import GroupedQueryAttention
 from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan
 from serving.model.routing import choose_experts
@@ -55,12 +56,22 @@ def combine_in_order(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def _attention_of(
+    config: ModelConfig, files: CheckpointFiles, index: int, proofs: Proofs
+) -> LatentAttention | GroupedQueryAttention:
+    if isinstance(config, Qwen3MoeConfig):
+        return GroupedQueryAttention(config, files, index, proofs)
+    if isinstance(config, DeepseekV3Config):
+        return LatentAttention(config, files, index, proofs)
+    raise InternalError(f"no attention for {type(config).__name__}")
+
+
 class Layer:
     """One decoder layer, in the pieces that serving calls in turn.
 
     A dense layer: x = attention(x, plan); x = x + dense(norm(x)).
     A MoE layer: x = attention(x, plan); h = norm(x); route(h); expert(e, rows of h) wherever the experts
-    live; routed = weighted sum by expert index (`combine_in_order`); x = x + (routed + shared(h)).
+    live; routed = weighted sum by expert index (`combine_in_order`); x = x + joined(routed, h).
     """
 
     def __init__(
@@ -68,8 +79,9 @@ class Layer:
     ) -> None:
         self.index = index
         self.is_moe = config.is_moe(index)
+        self.has_shared = False
         self._config, self._files, self._proofs = config, files, proofs
-        self._attention = LatentAttention(config, files, index, proofs)
+        self._attention = _attention_of(config, files, index, proofs)
         prefix = f"model.layers.{index}"
         norm_weight = files.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
         norm = RMSNorm(norm_weight, config.rms_norm_eps)
@@ -86,9 +98,14 @@ class Layer:
         self._gate = self._files.tensor(
             f"{prefix}.gate.weight", config.n_routed_experts, config.hidden_size
         ).t()
-        self._bias = self._files.tensor(f"{prefix}.gate.e_score_correction_bias", config.n_routed_experts)
-        width = config.moe_intermediate_size * config.n_shared_experts
-        self._shared = gated_mlp(config, self._files, f"{prefix}.shared_experts", width, self._proofs)
+        self._bias = torch.zeros(config.n_routed_experts)
+        if config.router_has_bias:
+            bias = f"{prefix}.gate.e_score_correction_bias"
+            self._bias = self._files.tensor(bias, config.n_routed_experts)
+        self.has_shared = config.n_shared_experts > 0
+        if self.has_shared:
+            width = config.moe_intermediate_size * config.n_shared_experts
+            self._shared = gated_mlp(config, self._files, f"{prefix}.shared_experts", width, self._proofs)
         self._route = RowFunction("route", self._route_rows, self._proofs)
         self.open_experts(experts)
 
@@ -115,7 +132,8 @@ class Layer:
             if self.is_moe:
                 self._expert_function(0)(x)  # experts of one width share their proofs
                 self.route(x)
-                self.shared(x)
+                if self.has_shared:
+                    self.shared(x)
             else:
                 self.dense(x)
 
@@ -135,8 +153,12 @@ class Layer:
         """The MLP of a dense layer, of normed rows; without the residual."""
         return self._dense(h)[0]
 
+    def joined(self, routed: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        """The routed part of a MoE layer plus, if there are any, its shared experts of normed rows h."""
+        return routed + self.shared(h) if self.has_shared else routed
+
     def shared(self, h: torch.Tensor) -> torch.Tensor:
-        """The shared expert(s) of a MoE layer, of normed rows."""
+        """The shared expert(s) of a MoE layer that has some, of normed rows."""
         return self._shared(h)[0]
 
     def route(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,13 +171,13 @@ class Layer:
         return idx, weights
 
     def router_scores(self, h: torch.Tensor) -> torch.Tensor:
-        """Sigmoid scores of normed rows before the correction bias, float32 [n, experts]; for calibration,
-        not batch invariant."""
-        return torch.sigmoid(torch.mm(h, self._gate))
+        """Scores of normed rows before the correction bias, float32 [n, experts]; for calibration, not batch
+        invariant."""
+        return self._scores(h)
 
     @property
     def router_bias(self) -> torch.Tensor:
-        """The correction bias, float32 [experts]; a MoE layer's only."""
+        """The correction bias, float32 [experts]; a MoE layer's only. Zeros where the router has none."""
         return self._bias
 
     @property
@@ -215,11 +237,16 @@ class Layer:
     def _route_rows(self, h: torch.Tensor) -> Rows:
         """The bias steers the choice only: the groups with the best two experts, then the best experts."""
         config = self._config
-        scores = sigmoid_(torch.mm(h, self._gate))
+        scores = self._scores(h)
         idx = choose_experts(
             (scores + self._bias).numpy(), config.n_group, config.topk_group, config.num_experts_per_tok
         )
         weights = scores.gather(1, idx)
         if config.norm_topk_prob:
-            weights.div_(weights.sum(-1, True).add_(1e-20))
+            weights.div_(weights.sum(-1, True).add_(1e-20))  # which vanishes beside a softmax's share
         return idx, weights.mul_(config.routed_scaling_factor)
+
+    def _scores(self, h: torch.Tensor) -> torch.Tensor:
+        """Sigmoid or softmax of the gate's products, float32 [n, experts]."""
+        products = torch.mm(h, self._gate)
+        return sigmoid_(products) if self._config.router_score == "sigmoid" else torch.softmax(products, -1)

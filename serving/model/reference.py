@@ -83,7 +83,7 @@ def forward(model: Model, tokens: torch.Tensor, plan: StepPlan) -> torch.Tensor:
     for layer in model.layers:
         x = layer.attention(x, plan)
         h = layer.norm(x)
-        x = x + (routed_experts(layer, h) + layer.shared(h) if layer.is_moe else layer.dense(h))
+        x = x + (layer.joined(routed_experts(layer, h), h) if layer.is_moe else layer.dense(h))
     return x
 
 

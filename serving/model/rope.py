@@ -25,7 +25,7 @@ def _mscale(factor: float, mscale: float) -> float:
 
 def softmax_scale(config: ModelConfig) -> float:
     """The factor on query·key: head size to the −1/2, times the square of YaRN's mscale_all_dim."""
-    scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    scale = config.query_dim**-0.5
     if config.yarn is not None and config.yarn.mscale_all_dim:
         scale *= _mscale(config.yarn.factor, config.yarn.mscale_all_dim) ** 2
     return float(scale)
@@ -42,7 +42,7 @@ def _attention_factor(yarn: YarnConfig) -> float:
 
 def _yarn_ramp(config: ModelConfig, yarn: YarnConfig) -> torch.Tensor:
     """Per frequency, 0 where it is kept (many rotations in the original context) to 1 where interpolated."""
-    dim, base = config.qk_rope_head_dim, config.rope_theta
+    dim, base = config.rotary_dim, config.rope_theta
 
     def dimension_of(rotations: float) -> float:
         wavelength = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
@@ -58,8 +58,8 @@ def _yarn_ramp(config: ModelConfig, yarn: YarnConfig) -> torch.Tensor:
 
 
 def inverse_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies, float32 [qk_rope_head_dim / 2], and the factor on cos and sin."""
-    exponents = torch.arange(0, config.qk_rope_head_dim, 2, dtype=torch.float32) / config.qk_rope_head_dim
+    """Inverse frequencies, float32 [rotary_dim / 2], and the factor on cos and sin."""
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     powers = config.rope_theta**exponents
     if config.yarn is None:
         return 1.0 / powers, 1.0
@@ -74,8 +74,8 @@ class RotaryTables:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._inverse, self._factor = inverse_frequencies(config)
-        self._cos = torch.empty(0, config.qk_rope_head_dim)
-        self._sin = torch.empty(0, config.qk_rope_head_dim)
+        self._cos = torch.empty(0, config.rotary_dim)
+        self._sin = torch.empty(0, config.rotary_dim)
 
     def rows(self, positions: torch.Tensor, max_position: int) -> tuple[torch.Tensor, torch.Tensor]:
         """C and S at `positions` (int64 [n], none above `max_position`), each float32 [n, 1, rope dims]."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from emulator.errors import UsageError
-from serving.model.balance import GRID, expert_loads, fit_biases
+from serving.model.balance import GRID, check_bias, expert_loads, fit_biases
 from serving.model.checkpoint import make_checkpoint
 from serving.model.config import ModelConfig, preset_config
 from serving.model.model import load_model
@@ -42,6 +42,7 @@ def make_skewed_checkpoint(
         UsageError: as `make_checkpoint`; a skew that no routing of this shape can have.
     """
     config = preset_config(preset) if isinstance(preset, str) else preset
+    check_bias(config)
     loads = skewed_loads(skew, config)
     rng = np.random.default_rng(seed)
 

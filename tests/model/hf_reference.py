@@ -1,10 +1,10 @@
-"""Compare with `transformers.DeepseekV3ForCausalLM` on the same checkpoint: logits, routing, tokens."""
+"""Compare with `transformers`' own model on the same checkpoint: logits, routing, tokens."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from serving.model import Model, PagedKV, load_model
 from serving.model.reference import forward
@@ -44,7 +44,7 @@ def _reference_run(
     directory: Path, sequences: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """Logits [b, n, vocabulary] and, per MoE layer, chosen experts [b · n, k] ascending and biased scores."""
-    reference = DeepseekV3ForCausalLM.from_pretrained(
+    reference = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     chosen: list[torch.Tensor] = []
@@ -52,7 +52,8 @@ def _reference_run(
 
     def record(module: torch.nn.Module, _: object, output: tuple[torch.Tensor, ...]) -> None:
         chosen.append(output[2].sort(-1).values)
-        scores.append(output[0].sigmoid() + module.e_score_correction_bias)
+        bias = getattr(module, "e_score_correction_bias", None)
+        scores.append(output[0].softmax(-1) if bias is None else output[0].sigmoid() + bias)
 
     for layer in reference.model.layers:
         if hasattr(layer.mlp, "gate"):

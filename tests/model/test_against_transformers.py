@@ -1,4 +1,4 @@
-"""Logits, routing and tokens equal those of `transformers.DeepseekV3ForCausalLM` on the same checkpoint."""
+"""Logits, routing and tokens equal those of `transformers` on the same checkpoint, for both architectures."""
 
 import shutil
 from pathlib import Path
@@ -45,15 +45,40 @@ def test_tiny(variant: str, tmp_path: Path) -> None:
     assert_equal(compare(tmp_path, num_sequences=4, length=512, seed=1))
 
 
+QWEN: dict[str, dict[str, Any]] = {
+    "preset": {},
+    "weights not normalised": {"norm_topk_prob": False},
+    "every head its own KV head": {"num_key_value_heads": 4},
+    "one KV head": {"num_key_value_heads": 1},
+    "YaRN": {"yarn": YarnConfig(factor=4.0, original_max_position_embeddings=64)},
+    "a dense layer first, tied embeddings": {"first_k_dense_replace": 1, "tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("variant", QWEN)
+def test_qwen(variant: str, tmp_path: Path) -> None:
+    """Fails with a query head read from another group's KV head, or without the norm of queries or keys."""
+    make_checkpoint(tmp_path, PRESETS["qwen3-moe-tiny"].model_copy(update=QWEN[variant]), seed=3)
+    assert_equal(compare(tmp_path, num_sequences=3, length=256, seed=1))
+
+
 @pytest.mark.slow
 def test_mini(mini_dir: Path) -> None:
     assert_equal(compare(mini_dir, num_sequences=5, length=512, seed=2))
 
 
-@pytest.mark.parametrize("doctored", ["model.layers.1.mlp.gate.e_score_correction_bias", "model.norm.weight"])
+DOCTORED = {
+    "model.layers.1.mlp.gate.e_score_correction_bias": "tiny",
+    "model.norm.weight": "tiny",
+    "model.layers.1.self_attn.q_norm.weight": "qwen3-moe-tiny",
+    "model.layers.2.self_attn.k_norm.weight": "qwen3-moe-tiny",
+}
+
+
+@pytest.mark.parametrize("doctored", DOCTORED)
 def test_a_tensor_left_out_is_noticed(doctored: str, tmp_path: Path) -> None:
     """The comparison can fail: our side reads a checkpoint in which one tensor is neutral."""
-    make_checkpoint(tmp_path / "a", "tiny", seed=3)
+    make_checkpoint(tmp_path / "a", DOCTORED[doctored], seed=3)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     tensors = load_file(tmp_path / "b" / "model.safetensors")
     tensors[doctored] = torch.full_like(tensors[doctored], float(tensors[doctored].mean().round()))

@@ -51,7 +51,7 @@ def scattered_forward(model: Model, tokens: Tokens, plan: StepPlan, rng: np.rand
     for layer in model.layers:
         x = layer.attention(x, plan)
         h = layer.norm(x)
-        x = x + (scattered_experts(layer, h, rng) + layer.shared(h) if layer.is_moe else layer.dense(h))
+        x = x + (layer.joined(scattered_experts(layer, h, rng), h) if layer.is_moe else layer.dense(h))
     return x
 
 

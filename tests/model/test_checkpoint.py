@@ -203,7 +203,7 @@ def test_both_spellings_of_rope() -> None:
 
 
 def test_unknown_preset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="unknown model preset 'huge'; choose from mini, tiny"):
+    with pytest.raises(UsageError, match="unknown model preset 'huge'; choose from mini, qwen3-moe-mini, "):
         make_checkpoint(tmp_path, "huge")
 
 

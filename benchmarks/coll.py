@@ -48,6 +48,10 @@ def rows(group: Group):
         ),
         "all_to_all 7680 B": (lambda g: coll.all_to_all(g, large, large_in), large.nbytes * n),
         "all_reduce 1 MiB": (lambda g: coll.all_reduce(g, vector, total), 2 * vector.nbytes * n),
+        "all_reduce one-exchange 1 MiB": (
+            lambda g: coll.all_reduce(g, vector, total, algorithm="one-exchange"),
+            2 * vector.nbytes * n,
+        ),
         "all_reduce 256 B": (lambda g: coll.all_reduce(g, vector[:64], total[:64]), 0),
         "all_gather 1 KiB": (
             lambda g: coll.all_gather(g, vector[:256], large[: 256 * n].view(np.float32)),
@@ -63,6 +67,12 @@ def rows(group: Group):
             0,
         )
     return made
+
+
+def pages_moved() -> int:
+    """Pages the kernel has moved so far on this host: while it gathers free memory all of this is slower."""
+    with open("/proc/vmstat") as counters:
+        return next((int(line.split()[1]) for line in counters if line.startswith("pgmigrate_success ")), 0)
 
 
 def copy_seconds(device: emulator.Device, nbytes: int) -> tuple[float, float]:
@@ -117,17 +127,20 @@ def main() -> None:
     if device.rank == 0:
         print(f"{n} ranks; a machine barrier takes {meeting * 1e3:.1f} ms, its time is taken off")
         copy = f"{'copy ms':>9} {'ratio':>6}{'new copy':>9} {'ratio':>6}"
-        print(f"{'collective':28} {'virtual us':>10} {'host ms':>9} {copy}")
+        print(f"{'collective':30} {'virtual us':>10} {'host ms':>9} {copy}")
     written = []
     for name, (call, nbytes) in rows(group).items():
         if options.only and not any(part in name for part in options.only.split(",")):
             continue
+        moved = pages_moved()
         seconds, virtual = measure(group, call, options.repeat, options.profile == device.rank)
         copies = copy_seconds(device, nbytes)
         if device.rank == 0:
             host = (seconds - meeting) / options.repeat
             text = "".join(f"{copied * 1e3:9.1f} {host / copied:6.2f}" for copied in copies if nbytes)
-            print(f"{name:28} {virtual / 1e6:10.2f} {host * 1e3:9.1f} {text}", flush=True)
+            moved = pages_moved() - moved
+            note = f"  ({moved} pages moved by the kernel)" if moved > 1000 else ""
+            print(f"{name:30} {virtual / 1e6:10.2f} {host * 1e3:9.1f} {text}{note}", flush=True)
             copied = dict(zip(("copy_ms", "new_copy_ms"), (c * 1e3 for c in copies), strict=True))
             written.append({"call": name, "wall_ms": host * 1e3, "emulated_us": virtual / 1e6, **copied})
     if options.json and device.rank == 0:

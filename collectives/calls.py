@@ -17,8 +17,9 @@ from collectives.algorithms import ALGORITHMS, Exchange, Flow, Shape, applicable
 from collectives.buffers import Array, dtype_of
 from collectives.groups import Group
 from collectives.movement import as_schedule
+from collectives.plan import Phase, Plan
 from collectives.select import ENVIRONMENT_KEY, Choice, Link, checked, choose, choose_async, overrides
-from collectives.work import Phase, Plan, Work
+from collectives.work import Work
 from emulator.engine.api import NODE, POD
 from emulator.errors import SizeError, UsageError
 

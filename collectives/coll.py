@@ -30,16 +30,17 @@ from collectives.buffers import (
     check_same,
     facts,
     fill_elements,
-    fill_short,
     raw_of,
     spread,
 )
 from collectives.calls import Call, Counts, How, begin, key_of, planned
 from collectives.groups import Group
 from collectives.p2p import recv, send
-from collectives.reduction import checked_op, fold
+from collectives.plan import Phase, Plan
+from collectives.reduction import checked_op
+from collectives.sums import Fold, Sums
 from collectives.unequal import all_to_all_v
-from collectives.work import Phase, Plan, Work
+from collectives.work import Work
 from emulator.errors import SizeError
 
 __all__ = [
@@ -141,7 +142,9 @@ def reduce_scatter(group: Group, send: Array, recv: Array, op: str = "sum", **ho
         [flow], kind, me = call.flows(name, call.priced(recv.nbytes)), send.dtype, group.rank
 
         def after(work: Work) -> None:
-            fill_elements(work.recv, fold(units.column(work.number, me).view(kind), op, call.dtype))
+            fill_elements(
+                work.recv, work.group.fold(units.column(work.number, me).view(kind), op, call.dtype)
+            )
 
         phase = Phase(flow, lambda work: units.publish(work.number, raw_of(work.send)), after)
         return call.plan(name, [phase], length=recv.size, op=op)
@@ -172,46 +175,52 @@ def _whole(call: Call, name: str, send: Array, op: str) -> list[Phase]:
     units, kind, dtype = call.group.store.units(send.nbytes, 1), send.dtype, call.dtype
 
     def after(work: Work) -> None:
-        fill_elements(work.recv, fold(units.column(work.number, 0).view(kind), op, dtype))
+        fill_elements(work.recv, work.group.fold(units.column(work.number, 0).view(kind), op, dtype))
 
     [flow] = call.flows(name, call.priced(send.nbytes))
     return [Phase(flow, lambda work: units.publish(work.number, raw_of(work.send)), after)]
 
 
 def _in_blocks(call: Call, name: str, send: Array, op: str) -> list[Phase]:
-    """Rank i adds up block i of all, and gives it to all. Blocks are equal; the last may be short or none."""
-    group, kind, dtype, me, nbytes = call.group, send.dtype, call.dtype, call.group.rank, send.nbytes
-    unit = -(-send.size // group.size) * send.itemsize
-    parts = group.store.units(unit, group.size)
-    sums = group.store.units(unit, 1, after=parts)
-    priced = unit if call.charge is None else -(-call.charge // group.size)
-    first, second = call.flows(name, priced)
-
-    def add_up(work: Work) -> None:
-        mine = fold(parts.column(work.number, me).view(kind), op, dtype)
-        sums.publish(work.number, raw_of(mine))
-
-    def after(work: Work) -> None:
-        if nbytes:
-            sums.take(work.number, 0, work.recv)
-
-    publish = Phase(first, lambda work: parts.publish(work.number, raw_of(work.send)))
-    return [publish, Phase(second, add_up, after)]
+    """Rank i sees that block i of all is added up, and gives it to all. Blocks are equal; the last may be
+    short or none."""
+    sums, fold = _sums(call, send, op)
+    first, second = call.flows(name, _priced_block(call, send))
+    publish = Phase(first, lambda work: sums.publish(work.number, raw_of(work.send)))
+    return [
+        publish,
+        Phase(
+            second,
+            lambda work: sums.add_mine(work.number, fold),
+            lambda work: sums.take(work.number, work.recv),
+        ),
+    ]
 
 
 def _together(call: Call, name: str, send: Array, op: str) -> list[Phase]:
     """Blocks as `_in_blocks`, but whoever needs a block first adds it up: nobody waits for its owner."""
-    group, kind, dtype, nbytes = call.group, send.dtype, call.dtype, send.nbytes
-    unit = -(-send.size // group.size) * send.itemsize
-    sums = group.store.sums(unit)
-    priced = unit if call.charge is None else -(-call.charge // group.size)
+    sums, fold = _sums(call, send, op)
+    [flow] = call.flows(name, _priced_block(call, send))
 
     def after(work: Work) -> None:
-        if nbytes:
-            fill_short(work.recv, sums.all(work.number, lambda rows: fold(rows.view(kind), op, dtype)))
+        sums.add_all(work.number, fold)
+        sums.take(work.number, work.recv)
 
-    [flow] = call.flows(name, priced)
     return [Phase(flow, lambda work: sums.publish(work.number, raw_of(work.send)), after)]
+
+
+def _sums(call: Call, send: Array, op: str) -> tuple[Sums, Fold]:
+    """Where the blocks of all and their sums lie, and how they are added up."""
+    group, kind, dtype = call.group, send.dtype, call.dtype
+    sums = group.store.sums(-(-send.size // group.size) * send.itemsize)
+    return sums, lambda rows: group.fold(rows.view(kind), op, dtype)
+
+
+def _priced_block(call: Call, send: Array) -> int:
+    """Bytes of a block as they are charged."""
+    if call.charge is None:
+        return -(-send.size // call.group.size) * send.itemsize
+    return -(-call.charge // call.group.size)
 
 
 def all_gather_v(
@@ -258,7 +267,7 @@ def reduce_scatter_v(
 
     def after(work: Work) -> None:
         rows = store.rows(work.number, start, nbytes).view(send.dtype)
-        fill_elements(work.recv, fold(rows, op, call.dtype))
+        fill_elements(work.recv, work.group.fold(rows, op, call.dtype))
 
     [flow] = call.flows(name, priced)
     phase = Phase(flow, lambda work: store.publish_raw(work.number, [(0, raw_of(work.send))]), after)

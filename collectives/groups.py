@@ -22,7 +22,7 @@ import numpy as np
 from collectives import progress
 from collectives.engine_calls import ExchangeTags, exchange_of, words_of
 from collectives.meeting import tell_all
-from collectives.moves import mover_of
+from collectives.moves import folder_of, mover_of
 from collectives.remote_store import HEAD, RemoteStore
 from collectives.store import SharedStore
 from emulator import Device
@@ -34,7 +34,8 @@ from memsem.communicator import Communicator
 from memsem.endpoint import endpoint_of
 
 if TYPE_CHECKING:
-    from collectives.work import Plan, Work
+    from collectives.plan import Plan
+    from collectives.work import Work
 
 TIMED_PS = 60 * 10**12
 """Time-outs from a minute on are not worth a put to each peer."""
@@ -137,6 +138,7 @@ class Group:
         self._serial = serial
         self.comm: Communicator | None = None
         self.exchange_tags: ExchangeTags = exchange_of(space.device)
+        self.fold = folder_of(space.device)
         self._store: SharedStore | None = None
         self.enter: Callable[[bytes, int], bool | None] | None = None
         """The compiled entry of collectives, once one has ended: (called, number) -> whether all call the

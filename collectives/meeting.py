@@ -39,7 +39,11 @@ def tell_all(comm: Communicator, mine: Any, group: str, timeout_ps: int | None) 
         try:
             heard = _swap(comm, step, np.frombuffer(pickle.dumps(known), np.uint8), until_ps)
         except DeadlockError as error:
-            text = f"{_unheard(comm.members, known)} never came to the first collective of group {group}"
+            text = (
+                f"{_unheard(comm.members, known)} not heard of in the first collective of group {group} of "
+                f"{ranges(sorted(comm.members))}; they never came to it, wait for one who did not come, or "
+                "make the group of other ranks"
+            )
             raise CollectiveMismatchError(f"{text}; {error.message}", group=group, call=1) from error
         if heard is None:
             text = f"the first collective of group {group} took longer than {timeout_ps} ps"
@@ -59,7 +63,8 @@ def _swap(comm: Communicator, step: int, data: Bytes, until_ps: int | None) -> B
     """Send to the rank `step` on, receive from the one `step` before; None when it is too late."""
     endpoint, device, size = comm.endpoint, comm.endpoint.device, comm.size
     dest, source = comm.members[(comm.rank + step) % size], comm.members[(comm.rank - step) % size]
-    context, call, heard = comm.context | 1, f"the making of a group of {size} ranks", list[Bytes]()
+    context, heard = comm.context | 1, list[Bytes]()
+    call = f"the making of a group of {ranges(list(comm.members))}"
     arrives = endpoint.receive(context, source, step, heard.append, _UNLIMITED, call, blocking=True)
     leaves = endpoint.send(context, dest, step, data, call, blocking=False)
     while not (arrives.done and leaves.done):

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.blocks import Block, BlockPair
-from collectives.moe_parts import EpCosts, Handle, OperationCosts, Timing
+from collectives.moe_parts import EpCosts, Handle, OperationCosts, Timing, unlike_operations
 from emulator import Device
 from emulator.engine.api import ExchangeResult
-from emulator.errors import UsageError
+from emulator.errors import DeadlockError, UsageError
 from emulator.memory import as_bytes
 from emulator.pairs import PairCall, PairShape
 from emulator.rows import Int32, RowFormat
@@ -137,6 +137,12 @@ class ExchangeBase:
         ):
             raise UsageError(f"dispatch: charge must be int32 [{tokens}] of at least 1, got {charge!r}")
         return x, np.ascontiguousarray(slot_ids).reshape(-1)
+
+    def _explained(self, error: DeadlockError) -> Exception:
+        """A deadlock as what it is, if ranks are in different operations of mine."""
+        names = {pair.channel: f"dispatch of micro-batch {pair.micro_batch}" for pair in self._out}
+        names |= {pair.channel: f"combine of micro-batch {pair.micro_batch}" for pair in self._back}
+        return unlike_operations(error, names) or error
 
     def _record(self, pair: BlockPair, result: ExchangeResult, rows: Float32) -> None:
         raw, now, channel = as_bytes(rows), self.device.now_ps, pair.channel

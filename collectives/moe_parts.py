@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from collectives.agreement import CollectiveMismatchError
 from collectives.blocks import BlockPair
+from emulator.engine.reports import ranges
+from emulator.errors import DeadlockError
 from emulator.rows import Int32, Plan
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 META_BYTES = 32
+_CHANNEL = re.compile(r"channel (\d+)")
 
 
 class OperationCosts(Protocol):
@@ -130,3 +136,20 @@ class Timing(NamedTuple):
     posted_ps: int
     records_ps: int
     end_ps: int
+
+
+def unlike_operations(error: DeadlockError, names: Mapping[int, str]) -> CollectiveMismatchError | None:
+    """Say who is in which operation, where those that block each other are in several of one exchange.
+
+    Args:
+        names: of the exchange's operations, by their channels.
+    """
+    where: dict[str, list[int]] = {}
+    for waiter in error.fields["waiters"]:
+        found = _CHANNEL.search(waiter["detail"])
+        name = names.get(int(found.group(1)), "another call") if found else "another call"
+        where.setdefault(name, []).append(waiter["rank"])
+    if len(where) < 2:
+        return None
+    parts = "; ".join(f"{ranges(sorted(ranks))}: in {name}" for name, ranks in sorted(where.items()))
+    return CollectiveMismatchError(f"expert exchange: the ranks are not in the same call: {parts}")

@@ -9,7 +9,7 @@ from collectives.blocks import BlockPair
 from collectives.moe_base import ExchangeBase, check_array
 from collectives.moe_parts import Handle, OperationCosts, Pending
 from emulator.engine.api import ExchangeResult
-from emulator.errors import UsageError
+from emulator.errors import DeadlockError, UsageError
 from emulator.rows import Int32, Plan
 
 Float32 = npt.NDArray[np.float32]
@@ -45,13 +45,19 @@ class RowExchange(ExchangeBase):
         """
         if 0 <= micro_batch < len(self._compiled):
             numbers = _numbers(costs or self._dispatch_costs)
-            handle: Handle | None = self._compiled[micro_batch][0](x, slot_ids, charge, numbers)
+            try:
+                handle: Handle | None = self._compiled[micro_batch][0](x, slot_ids, charge, numbers)
+            except DeadlockError as error:
+                raise self._explained(error) from None
             if handle is not None:
                 self._check_rows(handle.rows.shape[0])
                 return handle
         pair, plan, costs = self._write_out(x, slot_ids, costs, charge, micro_batch)
         self._hook("poll")
-        result = pair.exchange(plan, costs)
+        try:
+            result = pair.exchange(plan, costs)
+        except DeadlockError as error:
+            raise self._explained(error) from None
         return self._take_in(pair, plan, x.shape[0], result)
 
     def post_dispatch(
@@ -131,12 +137,19 @@ class RowExchange(ExchangeBase):
         """
         if handle.kept is not None and handle.micro_batch < len(self._compiled):
             numbers = _numbers(costs or self._combine_costs)
-            out: Float32 | None = self._compiled[handle.micro_batch][1](handle.kept, y, weights, numbers)
+            try:
+                out: Float32 | None = self._compiled[handle.micro_batch][1](handle.kept, y, weights, numbers)
+            except DeadlockError as error:
+                raise self._explained(error) from None
             if out is not None:
                 return out
         pair, plan, costs = self._write_back(handle, y, weights, costs)
         self._hook("poll")
-        return self._add_up(pair, handle, weights, pair.exchange(plan, costs))
+        try:
+            result = pair.exchange(plan, costs)
+        except DeadlockError as error:
+            raise self._explained(error) from None
+        return self._add_up(pair, handle, weights, result)
 
     def post_combine(
         self, handle: Handle, y: Float32, weights: Float32, costs: OperationCosts | None = None

@@ -22,10 +22,11 @@ from collectives.buffers import (
 )
 from collectives.calls import Call, Counts, How, Int64, begin, key_of, planned
 from collectives.groups import Group
-from collectives.reduction import checked_op, fold
+from collectives.plan import Phase, Plan
+from collectives.reduction import checked_op
 from collectives.store import Units
 from collectives.unequal import wrapped
-from collectives.work import Phase, Plan, Work
+from collectives.work import Work
 from emulator.errors import SizeError
 
 
@@ -74,7 +75,7 @@ def reduce(
         [flow] = call.flows(name, call.priced(send.nbytes), root)
 
         def after(work: Work) -> None:
-            fill_elements(work.recv, fold(units.column(work.number, 0).view(kind), op, call.dtype))
+            fill_elements(work.recv, work.group.fold(units.column(work.number, 0).view(kind), op, call.dtype))
 
         before = _published(units)
         phase = Phase(flow, before, after if out is not None else None)

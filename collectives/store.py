@@ -128,6 +128,28 @@ class Units:
         if part:
             flat[flat.size - part :] = rows[full, :part]
 
+    @property
+    def chunks(self) -> int:
+        """How many pieces of `per_chunk` units of every rank there are, the last one not all full."""
+        return -(-self.count // self._k)
+
+    @property
+    def per_chunk(self) -> int:
+        """Units of a rank that lie side by side."""
+        return self._k
+
+    def chunk(self, call: int, number: int) -> Bytes:
+        """A chunk's units of every rank, uint8 [g, per_chunk * room] in one piece, each unit padded to a
+        multiple of 8 bytes by whatever is there; valid until my next call."""
+        start, size = self.base + number * self._step, self._store.size
+        return self._store.areas[call % 2][start : start + self._step].reshape(size, -1)
+
+    def write(self, call: int, first: int, padded: Bytes) -> None:
+        """Write the padded units of ranks `first`, `first` + 1, … (of one unit each) for them."""
+        start = self.base + first * self._room
+        end = min(start + padded.size, self.base + self._store.size * self._room)
+        self._store.areas[call % 2][start:end] = padded[: end - start]
+
     def of_rank(self, call: int, rank: int, index: int) -> Bytes:
         """Unit `index` of one rank, uint8 [unit]; valid until my next call."""
         start = self._at(rank, index)

@@ -14,7 +14,8 @@ from collectives.agreement import balance
 from collectives.buffers import Array, check_same, facts, raw_of, spread, taken
 from collectives.calls import Call, Counts, How, Int64, begin, key_of, planned, whole_numbers
 from collectives.groups import Group
-from collectives.work import Phase, Plan, Work
+from collectives.plan import Phase, Plan
+from collectives.work import Work
 
 _COLUMNS = 3
 _OFFSET, _BYTES, _EXPECTED = range(_COLUMNS)

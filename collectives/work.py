@@ -10,81 +10,17 @@ pass in the order they were called.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from collectives import movement, progress
-from collectives.agreement import (
-    AGREED,
-    FIELDS,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    Descriptor,
-    absent,
-    differences,
-    mark_of,
-    mismatch,
-)
-from collectives.algorithms import Exchange, Flow
+from collectives.agreement import Descriptor
+from collectives.algorithms import Exchange
+from collectives.disagreement import MACHINE_ERRORS, compare, explain, late
 from collectives.groups import Group
-from emulator.engine.reports import ranges
-from emulator.errors import DeadlockError, InternalError, MembershipChanged
+from collectives.plan import Phase, Plan
 
-_MARK = "collective "
 _LONG = 1 << 64
-_CALLED = struct.Struct(f"<qQq{FIELDS}q")
-"""Bytes of a record, mark, balance, descriptor: `called_t` of `emulator/engine/exchange_call.c`."""
-
-
-class Phase(NamedTuple):
-    """What happens before, during and after a stretch of virtual time; None for nothing."""
-
-    flow: Flow
-    before: Callable[[Work], None] | None = None
-    after: Callable[[Work], None] | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All of a collective but its buffers; calls of one kind share one.
-
-    Attributes:
-        descriptor: what is called, with number 0. algorithm: its name.
-        phases: in order; their functions are given the work.
-        note: for the group's log, (operation, bytes, algorithm, reason).
-        disagreement: says who expects other than is sent, when the balance of all is not 0.
-        mark: 64-bit hash of what must be equal.
-    """
-
-    descriptor: Descriptor
-    algorithm: str
-    phases: tuple[Phase, ...]
-    note: tuple[str, int, str, str]
-    disagreement: Callable[[Work], str] | None
-    mark: int
-    packed: bytes
-    """For `Group.enter`; empty where the flows are no plain exchanges."""
-
-    @classmethod
-    def of(
-        cls,
-        descriptor: Descriptor,
-        algorithm: str,
-        phases: list[Phase],
-        note: tuple[str, int, str, str],
-        disagreement: Callable[[Work], str] | None = None,
-    ) -> Plan:
-        """Return a plan."""
-        mark = mark_of(descriptor)
-        plain = [p.flow.plain_bytes for p in phases if isinstance(p.flow, Exchange)]
-        packed = b""
-        if plain and len(plain) == len(phases) and min(plain) >= 0:
-            packed = _CALLED.pack(plain[0], mark, descriptor.balance, *descriptor)
-        return cls(descriptor, algorithm, tuple(phases), note, disagreement, mark, packed)
 
 
 class Work:
@@ -220,8 +156,9 @@ class Work:
             if agreed is None:
                 return False
             group.device.exchange_ended()
+            self._tail(first)
             if not agreed:
-                self._compare()
+                compare(self)
             if first.after is not None:
                 first.after(self)
             for phase in plan.phases[1:]:
@@ -229,12 +166,19 @@ class Work:
                     phase.before(self)
                 assert isinstance(phase.flow, Exchange)
                 group.exchange_tags(group.place, phase.flow.record_bytes, self._tag())
+                self._tail(phase)
                 if phase.after is not None:
                     phase.after(self)
-        except (DeadlockError, InternalError, MembershipChanged) as error:
-            self._explain(error)
+        except MACHINE_ERRORS as error:
+            explain(self, error)
             raise
         return True
+
+    def _tail(self, phase: Phase) -> None:
+        """Spend what each rank spends alone after an exchange."""
+        assert isinstance(phase.flow, Exchange)
+        if phase.flow.tail_ps:
+            self.group.device.compute(phase.flow.tail_ps)
 
     def _pass_all(self) -> None:
         if not self._entered:
@@ -257,9 +201,9 @@ class Work:
             flow = self.plan.phases[self._phase].flow
             return movement.wait(self._here(), flow, self._tag(), self._posted and not self._phase)
         except movement.TooLate:
-            raise self.late() from None
-        except (DeadlockError, InternalError, MembershipChanged) as error:
-            self._explain(error)
+            raise late(self, self._timeout_ps) from None
+        except MACHINE_ERRORS as error:
+            explain(self, error)
             raise
 
     def _here(self) -> movement.Here:
@@ -272,7 +216,7 @@ class Work:
         if not self._phase and (
             tags is None or (tags - group.size * (tag - balance)) % _LONG or self.number == 1
         ):
-            self._compare()
+            compare(self)
         self._moving = None
         self._phase += 1
         if after is not None:
@@ -320,70 +264,7 @@ class Work:
                 return
             until_ps = self._here().until_ps
             if until_ps is not None and self.group.device.now_ps > until_ps:
-                raise self.late()
+                raise late(self, self._timeout_ps)
         except Exception as error:
             self._error = error
         self._over()
-
-    def _compare(self) -> None:
-        """All have entered: compare what they called."""
-        group, plan = self.group, self.plan
-        if self.number == 1:
-            group.store.opened()
-            group.prepare()
-        table = group.store.announced(self.number)
-        row = np.array(self.descriptor)[:AGREED]
-        equal = (table[:, :AGREED] == row).all()
-        if equal and not int(table[:, AGREED].sum()):
-            return
-        text = differences(table, group.members)
-        if equal:
-            text = plan.disagreement(self) if plan.disagreement is not None else "sizes"
-        raise mismatch(group.name, self.descriptor, text or "descriptors differ")
-
-    def _explain(self, error: DeadlockError | InternalError | MembershipChanged) -> None:
-        """Raise what lies behind a run that cannot go on, if it is a disagreement of this group, or behind a
-        wait that ended for deaths."""
-        group = self.group
-        if isinstance(error, MembershipChanged):
-            text = f"collective {self.number} of group {group.name} ({self.descriptor.words})"
-            lost = f"{text} was given up: ranks {list(error.ranks)[:20]} are lost"
-            raise MembershipChanged(lost, error.ranks, epoch=error.epoch) from None
-        if isinstance(error, InternalError):
-            text = str(error).partition(": ")[2]
-            if text.startswith(_MARK):
-                raise CollectiveMismatchError(text, group=group.name, call=self.number) from None
-            return
-        missing = absent(group.store.last_calls(), self.number, group.members)
-        table = group.store.announced(self.number)
-        here = table[:, 0] == self.number
-        unlike = differences(table[here], np.array(group.members)[here].tolist())
-        if unlike is None and missing:
-            unlike = f"{ranges(missing)} never entered it; {error.message}"
-        if unlike is None:
-            unlike = self._held_up(error)
-        if unlike is not None:
-            raise mismatch(group.name, self.descriptor, unlike) from error
-
-    def _held_up(self, error: DeadlockError) -> str | None:
-        """What this rank has begun in other groups, which may be what the others wait for."""
-        others = [group.open[0] for group in self.group.space.busy if group.open and group is not self.group]
-        if not others:
-            return None
-        return "this rank waits for it while it has begun " + "; ".join(
-            f"collective {work.number} of group {work.group.name} ({work.descriptor.words})"
-            for work in others[:4]
-        ) + (
-            f", which move on only in calls that wait for collectives or messages; {error.message}"
-        )  # fmt: skip
-
-    def late(self) -> CollectiveTimeoutError:
-        """The error of a collective that took too long, with who had not entered."""
-        group = self.group
-        missing = absent(group.store.last_calls(), self.number, group.members)
-        who = f"; {ranges(missing)} had not entered" if missing else ""
-        return CollectiveTimeoutError(
-            f"collective {self.number} of group {group.name} ({self.descriptor.words}) took longer than "
-            f"{self._timeout_ps} ps on rank {group.device.rank}{who}",
-            group=group.name, call=self.number, timeout_ps=self._timeout_ps, missing=tuple(missing),
-        )  # fmt: skip

@@ -78,6 +78,7 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self.library: dict[Any, Any] = {}
         self.beside = None
         self._told: npt.NDArray[np.uint8] | None = None
+        self._epoch = 0
         self.after_barrier: list[Callable[[], None]] = []
         self.faults: Faults = faults or NoFaults()
         stepwise = self.faults.active  # faults fire between the steps of an operation
@@ -285,11 +286,22 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
             self._told = np.zeros(self.num_ranks, np.uint8)
 
     def lost(self) -> npt.NDArray[np.int64]:
-        """As `Engine.lost`; what it says holds for my posts from now on."""
+        """As `Engine.lost`; what it says holds for my posts from now on. Barriers and symmetric allocations
+        of a rank that subscribed go on among the living."""
         lost = self.engine.lost()
-        if self._told is not None:
+        if self._told is not None and int(lost.max()) > self._epoch:
+            self._epoch = int(lost.max())
             self._told[:] = lost != 0
+            living = np.flatnonzero(lost == 0).astype(np.int32)
+            self.engine.open_group(BARRIER_CHANNEL, living)
+            self._meet = lambda: 0
+            self.symmetric.regroup(living)
         return lost
+
+    def renew(self) -> None:
+        """Take note of the deaths all have been told of (nothing for a rank that did not subscribe)."""
+        if self._told is not None:
+            self.lost()
 
     def mark_dead(self, rank: int, engine: Engine | None = None) -> None:
         """Make known that `rank` died; safe from any rank, more than once. Puts to it and gets from it raise

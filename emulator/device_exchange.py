@@ -36,6 +36,9 @@ class ExchangeCalls(ABC):
     def quiet(self) -> None: ...
 
     @abstractmethod
+    def renew(self) -> None: ...
+
+    @abstractmethod
     def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any) -> Any: ...
 
     def exchange(
@@ -124,7 +127,9 @@ class ExchangeCalls(ABC):
         self.engine.open_group(channel, members)
 
     def barrier(self) -> None:
-        """Complete my puts, then wait for all ranks: a 32-byte record to everyone, and theirs."""
+        """Complete my puts, then wait for all ranks (after deaths that I was told of: for the living): a
+        32-byte record to everyone, and theirs."""
+        self.renew()
         if self.posting.unquiet:
             self.quiet()
         if not self._meet():

@@ -58,6 +58,7 @@ class CompiledCalls:
         meet: take part in the barrier's exchange; returns 1, or 0 if it did nothing.
         exchange_tags: (channel, record_bytes, tag) as `Device.exchange_tags`, or None if it did nothing.
         move_rows: as `collectives.moves.move_rows`, or None if it did nothing.
+        fold_bf16: (rows, count, bytes of a row, bytes between rows, out) of `engine/fold.c`; addresses.
         schedule: (steps, sends, step_ps, timeout_ps) as `Device.schedule`, or None if it did nothing.
     """
 
@@ -78,6 +79,7 @@ class CompiledCalls:
         self.meet: Callable[[], int] = self._lib.sp_meet(self._state)
         self.exchange_tags: PairCall = self._lib.sp_tag_exchanger(self._state)
         self.move_rows: PairCall = self._lib.sp_row_mover(self._state)
+        self.fold_bf16: Callable[[int, int, int, int, int], None] = self._lib.sp_fold_bf16
         self._kept += [buffer, board, trace, device.ledger]
         tables = [self._state, device.ledger.wire.ctypes.data, board.dead.ctypes.data]
         self.schedule: PairCall = self._lib.sp_scheduler(
@@ -178,6 +180,7 @@ def _library(path: str) -> Any:
         "sp_row_mover": (result, [pointer]),
         "sp_collective_entrance": (result, [pointer]),
         "sp_pair_calls": (result, [pointer]),
+        "sp_fold_bf16": (None, [pointer, *[ctypes.c_int64] * 3, pointer]),
     }
     for name, (kind, arguments) in signatures.items():
         function = getattr(lib, name)

@@ -10,9 +10,11 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from emulator.engine.api import SET
 from emulator.engine.posts import K_LOCAL, new_posts
+from emulator.engine.reports import ranges
 from emulator.errors import SizeError, UsageError, misuse
 from emulator.freelist import FreeList
 from emulator.transport import Area
@@ -35,6 +37,8 @@ class SymmetricSpace:
         self._words = FreeList(device.config.words_per_rank)
         self._channels = 1
         self._calls = 0
+        self._ranks = np.arange(device.transport.num_ranks)
+        """Who takes part: all, or the living."""
 
     def carve(
         self, area: Area, nbytes: int, what: str, words: int = 0, channels: int = 0
@@ -97,20 +101,35 @@ class SymmetricSpace:
             mine = np.arange(first_word, first_word + words)
             self._device.post(new_posts(words, kind=K_LOCAL, peer=self._device.rank, word=mine, op=SET))
 
+    def regroup(self, living: npt.NDArray[np.int32]) -> None:
+        """Allocate among these ranks from now on; all of them call it, after deaths of which they were told
+        at one time. An allocation that deaths ended was made by none."""
+        self._ranks, self._calls = living.astype(np.int64), 0
+
     def _agree(self, mine: tuple[int, int, int, int], what: str) -> None:
         """Compare this allocation with everyone's. Two slots by parity: a rank that runs ahead to the
         next call cannot reach the one after it before all have read this one."""
-        device, parity = self._device, self._calls % 2
+        device = self._device
+        device.renew()
+        parity = self._calls % 2
         table = device.board.allocation
         table[device.rank, parity] = mine
         self._calls += 1
         device.barrier()
-        others = np.flatnonzero((table[:, parity] != np.array(mine)).any(axis=1))
-        if others.size:
-            theirs = tuple(int(v) for v in table[others[0], parity])
+        asked = table[self._ranks, parity]
+        if (asked != np.array(mine)).any():
             raise UsageError(
-                f"{what}: a symmetric allocation must be alike on all ranks; "
-                f"rank {device.rank} asks for {mine[1]} "
-                f"bytes, rank {others[0]} for {theirs[1]}"
-                + ("" if mine[1] != theirs[1] else " of another kind")
+                f"{what}: a symmetric allocation must be alike on all ranks; {_asked(asked, self._ranks)}"
             )
+
+
+def _asked(table: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]) -> str:
+    """Who asks for what, those who ask alike together."""
+    kinds, which = np.unique(table, axis=0, return_inverse=True)
+    sizes = kinds[:, 1].tolist()
+    parts = []
+    for number, size in enumerate(sizes):
+        other = " of another kind" if sizes.index(size) != number else ""
+        who = ranges(ranks[which.reshape(-1) == number].tolist())
+        parts.append(f"{who} ask{'s' if who.startswith('rank ') else ''} for {size} bytes{other}")
+    return ", ".join(parts[:8])

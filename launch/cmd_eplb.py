@@ -55,6 +55,7 @@ def eplb_command(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every layer's figures here.")] = None,
 ) -> int:
     """Balance experts by what a router chose, and price one MoE layer of the busiest die; starts no ranks."""
+    from serving.decode.settings import split_overrides
     from serving.eplb.plan import POLICIES, EplbSetting
     from serving.eplb.report import figures, table
     from serving.pricing import PricedModel
@@ -63,8 +64,9 @@ def eplb_command(
         raise UsageError("--expert-skew and --model: a given checkpoint has the skew it has; leave one out")
     if policy not in POLICIES:
         raise UsageError(f"--policy {policy}: choose {' or '.join(POLICIES)}")
-    profile = load_profile(pod, overrides(settings or []))
-    priced = PricedModel.load(priced_as, profile)
+    machine, own = split_overrides(overrides(settings or []))
+    profile = load_profile(pod, machine)
+    priced = PricedModel.load(priced_as, profile, own)
     topology = Topology.from_profile(profile, ranks)
     nodes = len({topology.node_of(rank) for rank in range(ranks)})
     with _opened(model, 18.0 if expert_skew is None else expert_skew, seed) as router:

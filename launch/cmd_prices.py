@@ -8,6 +8,7 @@ from rich.table import Table
 
 from emulator.errors import UsageError
 from emulator.profile import Profile, load_profile
+from serving.decode.settings import split_overrides
 from serving.price_tables import price_tables
 from serving.pricing import PricedModel
 
@@ -24,14 +25,16 @@ def prices(
     sources: Annotated[bool, typer.Option(help="List every number with unit, label and source.")] = False,
 ) -> None:
     """Show prices of the target model, the decode iteration beside the published one."""
-    machine = load_profile(profile, overrides(set_ or []))
-    model = PricedModel.load(priced_as, machine)
+    settings, priced = split_overrides(overrides(set_ or []))
+    machine = load_profile(profile, settings)
+    model = PricedModel.load(priced_as, machine, priced)
     console = Console()
     for table in price_tables(model):
         console.print(table)
     if sources:
         console.print(source_table(machine))
         console.print(source_table(model.entries))
+        console.print(source_table(model.library.numbers))
 
 
 def overrides(settings: list[str]) -> dict[str, str]:

@@ -46,6 +46,7 @@ from launch.paging_options import (
 from launch.recovery_options import Period, Timeout, Way, recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
+from serving.decode.settings import split_overrides
 from serving.eplb.options import eplb_options
 from serving.feed import is_recording
 from serving.job import ReplayJob, read_reference, read_results
@@ -168,7 +169,7 @@ def register(app: typer.Typer) -> None:
     ) -> int:
         """Replay a request trace over an emulated pod: real tokens, priced at the target's size."""
         check_choice("--transport", transport, ("shared", "rma"))
-        settings = parse_set(overrides or [])
+        settings, priced_settings = split_overrides(parse_set(overrides or []))
         check_pod(num_ranks, pod, settings)
         outputs = (("--json", json_out), ("--trace-out", trace_out), ("--schedule-out", schedule_out))
         for option, path in outputs:
@@ -205,6 +206,7 @@ def register(app: typer.Typer) -> None:
                 priced_as=priced_as,
                 profile=pod,
                 overrides=settings,
+                priced_overrides=priced_settings,
                 seed=seed,
                 token_scale=token_scale,
                 batched_tokens=batched_tokens,

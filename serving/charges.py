@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.libraries import ready_ps
 from emulator.errors import UsageError
 from serving.exchange_price import ExchangeCosts
 from serving.model.config import ModelConfig
@@ -96,8 +97,7 @@ class Charges:
         self.step_overhead_ps = priced.step_overhead_ps
         self._shared_local = shared_local
         self._dispatch = priced.dispatch_costs(0, num_ranks)
-        self._quantise_row_ps = priced.dispatch_costs(1, num_ranks).start_ps - self._dispatch.start_ps
-        self._combine = priced.combine_costs(num_ranks)
+        self._combine = priced.combine_costs(0, num_ranks)
         self._repeated: dict[tuple[bool, int], ExchangeCosts] = {}
         self.prefill: PrefillPrice | None = None
         """Prices of whole prefills, where prefixes are reused."""
@@ -127,13 +127,18 @@ class Charges:
 
     def dispatch(self, rows_sent: int, repeat: int) -> ExchangeCosts:
         """Costs of a dispatch of so many priced rows that stands for `repeat` layers."""
-        costs = self._costs(True, repeat)
-        start_ps = costs.start_ps + self._quantise_row_ps * rows_sent * repeat
-        return replace(costs, start_ps=start_ps) if rows_sent else costs
+        return self._with_rows(self._costs(True, repeat), "dispatch", rows_sent, repeat)
 
-    def combine(self, repeat: int) -> ExchangeCosts:
-        """Costs of a combine that stands for `repeat` layers."""
-        return self._costs(False, repeat)
+    def combine(self, rows_back: int, repeat: int) -> ExchangeCosts:
+        """Costs of a combine that stands for `repeat` layers and gives so many priced rows back."""
+        return self._with_rows(self._costs(False, repeat), "combine", rows_back, repeat)
+
+    def _with_rows(self, costs: ExchangeCosts, operation: str, rows: int, repeat: int) -> ExchangeCosts:
+        if not rows:
+            return costs
+        bf16_bytes = rows * self.priced.combine_row_bytes
+        ready = ready_ps(self.priced.profile, operation, bf16_bytes) * repeat
+        return replace(costs, start_ps=costs.start_ps + ready)
 
     def _costs(self, dispatch: bool, repeat: int) -> ExchangeCosts:
         key = (dispatch, repeat)

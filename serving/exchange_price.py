@@ -2,22 +2,31 @@
 
 One exchange, as every rank sees it (arXiv 2508.02520v6 3.2):
 
-    start_ps          launch, quantise and group own rows                        charged before posting
+    start_ps          launch, layout, own rows quantised or copied               charged before posting
     metadata          one record to every rank, then all records awaited         the emulated fabric
     pull_start_ps     scalar work on one record a rank, in-situ overhead         before the first pull
     pull              rows of each source, issues record_ps apart                the emulated fabric
 
+Prices are those of `collectives.libraries`, the numbers `superpod calibrate` measures with.
 `estimate_ps` is the same in closed form for uniform routing; it checks the emulation, and nothing is
 charged by it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
+from collectives.libraries import Library, charges, keys_of, load_library
+from emulator.errors import UsageError
 from emulator.npu import ceil_ps
-from emulator.profile import Profile
+from emulator.profile import Profile, nearest
 from emulator.topology import Topology, put_latency_ps, read_bytes_per_s, write_bytes_per_s
+
+LIBRARY: Final = "xccl"
+"""Whose exchanges a step is charged; `xccl.KEY` overrides a number of its file."""
+_KEYS: Final = {f"{LIBRARY}.{key.partition('.')[2]}": key for key in keys_of(LIBRARY)}
 
 
 @dataclass(frozen=True)
@@ -45,27 +54,42 @@ class ExchangeCosts:
         )
 
 
+def is_library_key(key: str) -> bool:
+    """Whether an override is of the library's numbers, not of machine or model."""
+    return key.startswith(f"{LIBRARY}.")
+
+
+def priced_library(overrides: Mapping[str, str | float]) -> Library:
+    """The library, with those overrides that are its. Raises: UsageError, it has no such number."""
+    found = {}
+    for key, value in overrides.items():
+        if is_library_key(key):
+            if key not in _KEYS:
+                raise UsageError(f"no number {key!r} of {LIBRARY}{nearest(key, _KEYS)}")
+            found[_KEYS[key]] = value
+    return load_library(LIBRARY, found)
+
+
 def exchange_costs(
-    profile: Profile, num_ranks: int, row_bytes: int, quantised_rows: int = 0
+    library: Library, profile: Profile, operation: str, num_ranks: int, hidden: int, rows: int
 ) -> ExchangeCosts:
-    """Return the costs of one exchange.
+    """Return the costs of one exchange inside a model's step.
 
     Args:
-        profile: holds the library costs (section `xccl`).
+        library: whose exchange it is, see `collectives.libraries`.
+        profile: the machine.
+        operation: "dispatch" or "combine".
         num_ranks: ranks that exchange records.
-        row_bytes: charged size of a row.
-        quantised_rows: rows this rank quantises before sending (dispatch), 0 for combine.
+        hidden: values of a row.
+        rows: rows this rank makes ready before it announces them: quantised (dispatch), copied (combine).
     """
-    quantise = profile.ps("xccl.quantise_row_us") * quantised_rows
-    record_ps = profile.ps("xccl.record_us")
+    found = charges(
+        library, profile, operation, ranks=num_ranks, hidden=hidden, topk=1, tokens=rows, in_situ=True
+    )
     farthest = Topology.from_profile(profile, num_ranks).link_class(0, num_ranks - 1)
+    round_ps = 2 * put_latency_ps(profile)[farthest]
     return ExchangeCosts(
-        start_ps=profile.ps("xccl.start_us") + quantise,
-        pull_start_ps=record_ps * num_ranks + profile.ps("xccl.in_situ_us"),
-        record_ps=record_ps,
-        row_bytes=row_bytes,
-        meta_bytes=profile.num_bytes("xccl.record_bytes"),
-        round_ps=2 * put_latency_ps(profile)[farthest],
+        found.start_ps, found.pull_start_ps, found.record_ps, found.row_bytes, found.meta_bytes, round_ps
     )
 
 

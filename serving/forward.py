@@ -123,7 +123,7 @@ class Forward:
         moe = [plan for plan in plans if plan.is_moe]
         self._moe_layers = [model.layer(plan.index) for plan in moe]
         self._moe_repeats = [plan.repeat for plan in moe]
-        self._idle_costs = [(charges.dispatch(0, p.repeat), charges.combine(p.repeat)) for p in moe]
+        self._idle_costs = [(charges.dispatch(0, p.repeat), charges.combine(0, p.repeat)) for p in moe]
         self._tables: list[Placement] = []
         self.place([placement] * len(moe))
         self.observe: Observer | None = None
@@ -158,7 +158,8 @@ class Forward:
         self._compute("other", self._charges.step_overhead_ps)
         done, received = self._link.idle(self._idle_costs) if self._idle_costs else (0, None)
         while received is not None:
-            results, (_, costs) = self._experts(done, received), self._idle_costs[done]
+            results = self._experts(done, received)
+            costs = self._charges.combine(_priced_rows(received), self._moe_repeats[done])
             following = self._idle_costs[done + 1 :]
             skipped, received = self._link.combine_then_idle(received, results, costs, following)
             done += 1 + skipped
@@ -191,7 +192,7 @@ class Forward:
         """Go on with other experts in my slots, among other ranks."""
         self._placement, self._charges = placement, charges
         self.place([placement] * len(self._moe_layers))
-        self._idle_costs = [(charges.dispatch(0, k), charges.combine(k)) for k in self._moe_repeats]
+        self._idle_costs = [(charges.dispatch(0, k), charges.combine(0, k)) for k in self._moe_repeats]
 
     def _moe(
         self, layer: Layer, plan: LayerPlan, x: torch.Tensor, batch: _Batch, charge: StepCharge
@@ -209,9 +210,8 @@ class Forward:
             self._compute("experts", plan.repeat * charge.shared_ps)
         results = self._experts(moe_index, received)
         self._announce("combine", batch)
-        routed = torch.from_numpy(
-            self._link.combine(received, results, factors, self._charges.combine(plan.repeat))
-        )
+        costs = self._charges.combine(_priced_rows(received), plan.repeat)
+        routed = torch.from_numpy(self._link.combine(received, results, factors, costs))
         if self._placement.shared_placed:
             return x + routed
         return x + layer.joined(routed, h)
@@ -283,6 +283,11 @@ class _Batch:
         ends = self.plan.last_rows.tolist()
         rows = [row for s, end in zip(segments, ends, strict=True) for row in _last(end, len(s.answers))]
         self.sampled_rows = torch.tensor(rows, dtype=torch.int64)
+
+
+def _priced_rows(received: Received) -> int:
+    """Priced rows that came, which go back in the combine."""
+    return int(received.priced_per_slot.sum())
 
 
 def _last(end: int, count: int) -> range:

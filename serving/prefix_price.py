@@ -59,7 +59,8 @@ class PrefillPrice:
         per_slot = [rows // slots + (i < rows % slots) for i in range(slots)]
         moe = priced.router_ps(new) + priced.experts_ps(per_slot)
         moe += priced.shared_ps(new) if self.shared_local else 0
-        for costs in (priced.dispatch_costs(rows, self.num_ranks), priced.combine_costs(self.num_ranks)):
+        exchanges = priced.dispatch_costs(rows, self.num_ranks), priced.combine_costs(rows, self.num_ranks)
+        for costs in exchanges:
             moe += estimate_ps(priced.profile, costs, self.num_ranks, rows)
         dense = shape.dense_layers * priced.dense_mlp_ps(new)
         return shape.layers * attention + dense + shape.moe_layers * moe

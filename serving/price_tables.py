@@ -79,7 +79,7 @@ def exchange_ps(model: PricedModel, case: DecodeCase) -> Kernels:
     attention of others, a combine for their experts."""
     rows = case.rows * case.rows_per_token
     dispatch = estimate_ps(model.profile, model.dispatch_costs(rows, case.ranks), case.ranks, rows)
-    combine = estimate_ps(model.profile, model.combine_costs(case.ranks), case.ranks, rows)
+    combine = estimate_ps(model.profile, model.combine_costs(rows, case.ranks), case.ranks, rows)
     attention = sum(_attention_kernels(model, case).values()) + model.router_ps(case.rows)
     experts = sum(_expert_kernels(model, case).values())
     return {

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.libraries import Library, row_bytes
 from emulator.errors import UsageError
 from emulator.npu import PriceList
 from emulator.profile import Profile, exact
-from serving.exchange_price import ExchangeCosts, exchange_costs
+from serving.exchange_price import ExchangeCosts, exchange_costs, is_library_key, priced_library
 from serving.priced_shape import ModelShape, load_model_entries
 
 PREPROCESS, ATTENTION, MATMUL, OTHERS = "MlaPreprocess", "MultiLatentAttention", "QuantBatchMatmul", "Others"
@@ -36,14 +37,17 @@ class PricedModel:
     entries: Profile
     profile: Profile
     prices: PriceList
+    library: Library
 
     @classmethod
     def load(
         cls, name: str, profile: Profile, overrides: Mapping[str, str | float] | None = None
     ) -> "PricedModel":
-        """Load a priced model by name, alias or path of a .toml. Raises UsageError."""
-        entries = load_model_entries(name, overrides)
-        return cls(name, ModelShape.from_entries(entries), entries, profile, PriceList(profile))
+        """Load a priced model by name, alias or path of a .toml; overrides of `xccl.KEY` are the library's.
+        Raises UsageError."""
+        given, library = overrides or {}, priced_library(overrides or {})
+        entries = load_model_entries(name, {k: v for k, v in given.items() if not is_library_key(k)})
+        return cls(name, ModelShape.from_entries(entries), entries, profile, PriceList(profile), library)
 
     # ---- attention --------------------------------------------------------------------------------
 
@@ -182,20 +186,20 @@ class PricedModel:
     @property
     def dispatch_row_bytes(self) -> int:
         """A dispatched row: INT8 activations and their aligned scale."""
-        return self.shape.hidden + self.profile.num_bytes("xccl.scale_bytes")
+        return row_bytes(self.library, self.shape.hidden, "int8")
 
     @property
     def combine_row_bytes(self) -> int:
         """A combined row: 16-bit activations."""
-        return 2 * self.shape.hidden
+        return row_bytes(self.library, self.shape.hidden, "bf16")
 
     def dispatch_costs(self, rows_sent: int, num_ranks: int) -> ExchangeCosts:
         """Return a dispatch's costs on a rank that sends `rows_sent` rows, each quantised there."""
-        return exchange_costs(self.profile, num_ranks, self.dispatch_row_bytes, rows_sent)
+        return exchange_costs(self.library, self.profile, "dispatch", num_ranks, self.shape.hidden, rows_sent)
 
-    def combine_costs(self, num_ranks: int) -> ExchangeCosts:
-        """Return a combine's costs on any rank."""
-        return exchange_costs(self.profile, num_ranks, self.combine_row_bytes)
+    def combine_costs(self, rows_back: int, num_ranks: int) -> ExchangeCosts:
+        """Return a combine's costs on a rank that gives `rows_back` rows back, each copied there."""
+        return exchange_costs(self.library, self.profile, "combine", num_ranks, self.shape.hidden, rows_back)
 
     # ---- bytes ------------------------------------------------------------------------------------
 
@@ -259,7 +263,7 @@ class PricedModel:
         return {
             "weights": self.weights_bytes(expert_slots, shared_local, mtp),
             "KV": self.kv_bytes(kv_tokens, mtp),
-            "buffers": self.profile.num_bytes("xccl.buffers_mb"),
+            "buffers": self.library.numbers.num_bytes("ring.buffers_mb"),
             "reserve": self.profile.num_bytes("die.reserved_gb"),
         }
 

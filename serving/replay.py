@@ -261,7 +261,7 @@ def _configuration(replay: Replay) -> dict[str, Any]:
         **more,
         "profile": job.profile,
         "profile_sha256": replay.profile.hash(),
-        "overrides": job.overrides,
+        "overrides": job.overrides | job.priced_overrides,
         "priced_as": job.priced_as,
         "seed": job.seed,
         "token_scale": job.token_scale,

@@ -49,9 +49,9 @@ class Exchange(NamedTuple):
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of each record; -1 unless all are alike, not too long, and nothing follows."""
+        """Bytes of each record; -1 unless all are alike and not too long."""
         size = self.record_bytes
-        return size if isinstance(size, int) and size <= _MOST_PLAIN and not self.tail_ps else -1
+        return size if isinstance(size, int) and size <= _MOST_PLAIN else -1
 
 
 Flow = Exchange | Schedule

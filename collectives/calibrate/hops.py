@@ -4,7 +4,7 @@
     combine    inside the node to the rank of the owner's number; it adds up and sends one row home as chunks
                are complete
 
-A chunk is one round of tokens (`round.tokens` of the machine). Both hops run at once, a chunk apart.
+A chunk is one round of tokens (`exchange.round_tokens` of the machine). Both hops run at once, a chunk apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from collectives.calibrate.cases import NODE_RANKS, Case
 from collectives.calibrate.measure import Int64, Meter, Moment, charges_of, part, ring
 from collectives.calibrate.routing import experts_of, rows_to
-from collectives.libraries import load_shared
 from emulator.planes import Plane
 
 
@@ -66,7 +65,7 @@ def two_hops(meter: Meter, case: Case) -> Moment:
     if not hops.member:
         return Moment(start, start)
     costs = charges_of(device, case)
-    tokens = load_shared(device.profile.name).numbers.integer("round.tokens")
+    tokens = device.profile.integer("exchange.round_tokens")
     chunks = max(1, -(-case.tokens // tokens))
     far, near = (Plane.RDMA, hops.far_peers()), (Plane.UB, hops.near_peers())
     first, second = (far, near) if case.operation == "dispatch" else (near, far)

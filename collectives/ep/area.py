@@ -52,10 +52,16 @@ def ranks_of(device: Device, members: Any = None) -> Ranks:
     """Return the group of `members` (machine ranks in group order; None for all).
 
     Raises:
-        UsageError: I am not a member, or one is named twice.
+        UsageError: I am not a member, or one is named twice. RankLostError: one is known to be dead.
     """
+    device.renew()
     chosen = np.arange(device.num_ranks) if members is None else np.asarray(members, np.int64)
     chosen = chosen.astype(np.int64)
+    gone = chosen[device.dead[chosen] > 0] if device.config.keep_going else chosen[:0]
+    if gone.size:
+        raise RankLostError(
+            f"expert group: ranks {gone.tolist()} are lost; make it of the living", gone.tolist()
+        )
     mine = np.flatnonzero(chosen == device.rank)
     if mine.size != 1 or np.unique(chosen).size != chosen.size:
         raise UsageError(

@@ -4,11 +4,12 @@
     costs = charges(library, profile, "dispatch", ranks=256, hidden=7168, topk=8, dtype="int8", tokens=128)
 
 `costs` is what `collectives.moe.ExpertExchange` and the schemes of expert parallelism are charged; the
-fabric moves the bytes. Formulas are in `model`, numbers in the .toml files beside it.
+fabric moves the bytes. Formulas are in `model`; a library's own numbers in the .toml files beside it, those
+that all of a machine share in its profile.
 """
 
-from collectives.libraries.library import LIBRARIES, Library, Shared, load_library, load_shared
-from collectives.libraries.model import DTYPES, OPERATIONS, EpCharges, charges, row_bytes
+from collectives.libraries.library import LIBRARIES, Library, keys_of, load_library, shared_numbers
+from collectives.libraries.model import DTYPES, OPERATIONS, EpCharges, charges, ready_ps, row_bytes
 
 __all__ = [
     "DTYPES",
@@ -16,9 +17,10 @@ __all__ = [
     "OPERATIONS",
     "EpCharges",
     "Library",
-    "Shared",
     "charges",
+    "keys_of",
     "load_library",
-    "load_shared",
+    "ready_ps",
     "row_bytes",
+    "shared_numbers",
 ]

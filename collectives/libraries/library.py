@@ -1,4 +1,4 @@
-"""The numbers of a library: at most three of its own over those of its machine, which libraries share.
+"""The numbers of a library: at most three of its own; what libraries share stands in the machine's profile.
 
 Files are as strict as machine profiles: every number has value, unit, source and label.
 """
@@ -24,19 +24,23 @@ LIBRARIES: Final[dict[str, tuple[str, str]]] = {
     "deepep-legacy": ("h800-ib", "push"),
 }
 OWN: Final = ("own.start_us", "own.layout_us", "own.rank_us")
+SHARED: Final = ("vector.", "exchange.", "mte.", "ub.line")
+"""Beginnings of the profile's keys that are there for libraries."""
 
-_LIBRARY_KEYS: Final = {
-    **{key: KeySpec("us", 0, 10_000) for key in OWN},
+_FORMAT: Final = {
     "format.record_bytes": KeySpec("B", 1, 4_096, integer=True),
     "format.scale_bytes": KeySpec("B", 0, 65_536, integer=True),
 }
-_SHARED_KEYS: Final = {
-    "vector.quantise_gb_per_s": KeySpec("GB/s", 1, 1_000_000),
-    "vector.copy_gb_per_s": KeySpec("GB/s", 1, 1_000_000),
-    "vector.copy_overlap": KeySpec("ratio", 0, 1),
-    "round.tokens": KeySpec("elements", 1, 1_000_000, integer=True),
-    "in_situ.us": KeySpec("us", 0, 100_000),
+_RING: Final = {
+    "ring.chunk_bytes": KeySpec("B", 32, 1 << 30, integer=True),
+    "ring.slots": KeySpec("slots", 1, 1 << 20, integer=True),
+    "ring.buffers_mb": KeySpec("MB", 0, 100_000),
 }
+
+
+def keys_of(name: str) -> dict[str, KeySpec]:
+    """What a library's file must hold: its own three, its formats, and for XCCL the sizes of its buffers."""
+    return {key: KeySpec("us", 0, 10_000) for key in OWN} | _FORMAT | (_RING if name == "xccl" else {})
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,6 @@ class Library:
         return self.numbers.ps(f"own.{key}_us")
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What all libraries of one machine share beside its profile: the vector units' speed and the like."""
-
-    machine: str
-    numbers: Profile
-
-
 def load_library(name: str, overrides: Mapping[str, str | float] | None = None) -> Library:
     """Load a library's numbers.
 
@@ -81,17 +77,12 @@ def load_library(name: str, overrides: Mapping[str, str | float] | None = None) 
         hint = nearest(name, LIBRARIES) or f"; libraries are {', '.join(LIBRARIES)}"
         raise UsageError(f"no library {name!r}{hint}")
     machine, way = LIBRARIES[name]
-    numbers = load_entries(_file(name), _LIBRARY_KEYS, overrides or {}, "library")
-    return Library(name, machine, way == "pull", numbers)
+    path = Path(str(resources.files("collectives.libraries"))) / f"{name}.toml"
+    return Library(
+        name, machine, way == "pull", load_entries(path, keys_of(name), overrides or {}, "library")
+    )
 
 
-def load_shared(machine: str, overrides: Mapping[str, str | float] | None = None) -> Shared:
-    """Load what the libraries of a machine share; a machine without such a file takes cloudmatrix384's."""
-    path = _file(f"on-{machine}")
-    if not path.exists():
-        path = _file("on-cloudmatrix384")
-    return Shared(machine, load_entries(path, _SHARED_KEYS, overrides or {}, "library"))
-
-
-def _file(name: str) -> Path:
-    return Path(str(resources.files("collectives.libraries"))) / f"{name}.toml"
+def shared_numbers(profile: Profile) -> Profile:
+    """The numbers of a machine that are there for its libraries."""
+    return Profile(profile.name, {key: entry for key, entry in profile.items() if key.startswith(SHARED)})

@@ -12,7 +12,8 @@ one before is on its way; a round is as many tokens as the buffers hold. Combine
 its rows in the die's own memory: XCCL's into the managed area, the others' weighted sum (on machines where it
 overlaps with what arrives, only the last round of it shows).
 
-start, layout and rank are a library's own three numbers; quantise and copy are speeds of the die, shared.
+start, layout and rank are a library's own three numbers; quantise and copy are speeds of the die, which
+libraries share: they and the in-situ overhead stand in the machine's profile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from collectives.libraries.library import Library, load_shared
+from collectives.libraries.library import Library
 from emulator.errors import UsageError
 from emulator.npu import ceil_ps
 from emulator.profile import Profile, nearest
@@ -73,7 +74,7 @@ def charges(
     """Return what `operation` is charged.
 
     Args:
-        profile: the machine it runs on.
+        profile: the machine it runs on, with what its libraries share.
         operation: "dispatch" or "combine".
         ranks: how many take part.
         hidden: values of a row.
@@ -97,21 +98,26 @@ def charges(
         if value < least:
             raise UsageError(f"charges: {name} must be at least {least}, got {value}")
     dtype = dtype or ("bf16" if operation == "combine" else "fp8" if library.machine == "h800-ib" else "int8")
-    shared = load_shared(profile.name).numbers
-    batch, rows = shared.integer("round.tokens") * topk, tokens * topk
+    batch, rows = profile.integer("exchange.round_tokens") * topk, tokens * topk
     size = row_bytes(library, hidden, dtype)
     start, end = library.ps("start"), 0
     if operation == "dispatch":
         quantised = 0 if dtype == "bf16" else rows if library.pulls else min(rows, batch)
-        work = ceil_ps(quantised * 2 * hidden, shared.per_s("vector.quantise_gb_per_s"))
-        start += library.ps("layout") + work
+        start += library.ps("layout") + ready_ps(profile, operation, quantised * 2 * hidden)
     else:
-        shown = min(rows, batch) if shared.value("vector.copy_overlap") else rows
-        copied = ceil_ps(shown * size, shared.per_s("vector.copy_gb_per_s"))
+        shown = min(rows, batch) if profile.value("vector.copy_overlap") else rows
+        copied = ready_ps(profile, operation, shown * size)
         start, end = (start + copied, 0) if library.pulls else (start, copied)
     rounds = 1 if library.pulls else max(1, -(-rows // batch))
-    end += library.ps("rank") * ranks * rounds + (shared.ps("in_situ.us") if in_situ else 0)
+    end += library.ps("rank") * ranks * rounds + (profile.ps("exchange.in_situ_us") if in_situ else 0)
     return EpCharges(start, end, library.ps("rank"), size, library.numbers.integer("format.record_bytes"))
+
+
+def ready_ps(profile: Profile, operation: str, nbytes: int) -> int:
+    """Return how long a die's vector cores work on rows: quantising `nbytes` of bf16 values (dispatch), or
+    one pass over `nbytes` of rows (combine)."""
+    speed = "vector.quantise_gb_per_s" if operation == "dispatch" else "vector.copy_gb_per_s"
+    return ceil_ps(nbytes, profile.per_s(speed))
 
 
 def row_bytes(library: Library, hidden: int, dtype: str) -> int:

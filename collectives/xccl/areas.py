@@ -58,12 +58,12 @@ class Areas:
     Args:
         device: this rank.
         pairs: ordered (source, destination) that may be used, alike on all ranks; None: all. Each has a ring.
-        slots, chunk_bytes: of a ring, by default those of `p2p.toml`.
+        slots, chunk_bytes: of a ring, by default those of XCCL's file.
         slot_bytes: real bytes kept for a slot, by default `chunk_bytes`; less where transfers are charged for
             more than they carry.
         control: "chunk": tail and acknowledgement are stored for each chunk of each core pair; "transfer":
             once for what fits into the ring. (The paper does not say.)
-        numbers: prices, by default `p2p.toml` and the machine's profile.
+        numbers: prices, by default XCCL's file and the machine's profile.
 
     Raises:
         UsageError: bad sizes or pairs, or no room (names the setting to raise).

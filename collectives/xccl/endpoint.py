@@ -11,7 +11,7 @@ Both return when their end is over. An ordered pair has one transfer under way; 
 record of another event is ignored. With engine "dma" or "urma" a unit of the die stores blocks straight from
 the app area. Left out: the zero-copy variant, which is not the default.
 
-Source: arXiv 2508.02520v6 section 3.1. Prices: `p2p.toml`.
+Source: arXiv 2508.02520v6 section 3.1. Prices: `numbers`.
 """
 
 from __future__ import annotations

@@ -1,25 +1,14 @@
-"""The library's own numbers of XCCL point to point, from `p2p.toml`, held against the machine's profile."""
+"""What XCCL's send and receive are charged: numbers of the machine, and the library's sizes of rings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
+from collectives.libraries import load_library
 from emulator.npu import ceil_ps
-from emulator.profile import Profile, load_entries
-from emulator.profile_keys import KeySpec
+from emulator.profile import Profile
 from emulator.topology import put_latency_ps, write_bytes_per_s
-
-_FILE: Final = Path(__file__).with_name("p2p.toml")
-SPECS: Final = {
-    "p2p.core_gb_per_s": KeySpec("GB/s", 0.001, 100_000),
-    "p2p.port_gb_per_s": KeySpec("GB/s", 0.001, 100_000),
-    "p2p.chunk_bytes": KeySpec("B", 32, 1 << 30, integer=True),
-    "p2p.slots": KeySpec("slots", 1, 1 << 20, integer=True),
-    "p2p.record_bytes": KeySpec("B", 32, 32, integer=True),
-}
 
 
 @dataclass(frozen=True)
@@ -51,26 +40,26 @@ class Numbers:
 
 
 def load_numbers(profile: Profile, overrides: Mapping[str, str | float] | None = None) -> Numbers:
-    """Read `p2p.toml` and the machine's profile.
+    """Read the library's file and the machine's profile.
 
     Args:
-        overrides: numbers of `p2p.toml` by key ("p2p.slots"), for what-if runs.
+        overrides: numbers of XCCL's file by key ("ring.slots"), for what-if runs.
 
     Raises:
         UsageError: as `emulator.profile.load_entries`.
     """
-    own = load_entries(_FILE, SPECS, overrides or {}, "library")
+    own = load_library("xccl", overrides).numbers
     write = write_bytes_per_s(profile)
-    port = own.per_s("p2p.port_gb_per_s")
+    port = profile.per_s("ub.line_gb_per_s")
     local, chip, node, pod = write
     return Numbers(
-        core_per_s=own.per_s("p2p.core_gb_per_s"),
+        core_per_s=profile.per_s("mte.core_gb_per_s"),
         local_per_s=2 * profile.per_s("ub.self_gb_per_s"),
         write_per_s=write,
         port_per_s=(local, chip, max(node, port), max(pod, port)),
         latency_ps=put_latency_ps(profile),
-        chunk_bytes=own.num_bytes("p2p.chunk_bytes"),
-        slots=own.integer("p2p.slots"),
-        record_bytes=own.num_bytes("p2p.record_bytes"),
+        chunk_bytes=own.num_bytes("ring.chunk_bytes"),
+        slots=own.integer("ring.slots"),
+        record_bytes=own.num_bytes("format.record_bytes"),
         cores=profile.integer("die.aiv_cores"),
     )

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collectives.libraries import charges, load_library, load_shared
-from emulator.npu import ceil_ps
+from collectives.libraries import charges, load_library, ready_ps
 from emulator.profile import Profile
 
 
@@ -50,7 +49,7 @@ def e2a_costs(profile: Profile, hidden: int, rows: int, in_situ: bool = False) -
 
 
 def _costs(profile: Profile, operation: str, hidden: int, rows: int, in_situ: bool) -> RelayCosts:
-    library, shared = load_library("xccl"), load_shared(profile.name).numbers
+    library = load_library("xccl")
     found = charges(library, profile, operation, ranks=1, hidden=hidden, topk=1, tokens=rows)
     rank = library.ps("rank")
     return RelayCosts(
@@ -59,7 +58,7 @@ def _costs(profile: Profile, operation: str, hidden: int, rows: int, in_situ: bo
         write_ps=rank // 2,
         poll_ps=rank - rank // 2,
         issue_ps=rank,
-        settle_ps=shared.ps("in_situ.us") if in_situ else 0,
-        copy_row_ps=ceil_ps(found.row_bytes, shared.per_s("vector.copy_gb_per_s")),
+        settle_ps=profile.ps("exchange.in_situ_us") if in_situ else 0,
+        copy_row_ps=ready_ps(profile, "combine", found.row_bytes),
         meta_bytes=found.meta_bytes,
     )

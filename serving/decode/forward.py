@@ -28,7 +28,7 @@ from emulator.errors import InternalError
 from serving.charges import Charges, LayerPlan
 from serving.decode.charges import StepKernels, contexts, moe_passes, step_kernels
 from serving.decode.jitter import ATTENTION, EXPERTS, Jitter
-from serving.forward import ComputeClock, ExpertLink, Forward, Received, _Batch
+from serving.forward import ComputeClock, ExpertLink, Forward, Received, _Batch, _priced_rows
 from serving.job import DecodeOptions
 from serving.ledger import TimeLedger
 from serving.model.kv_cache import PagedKV
@@ -189,14 +189,15 @@ class DecodeForward(Forward):
         received = self._link.dispatch(h, slots, batch.shares * self._options.queries, costs)
         self._now.dispatch_ps.append(self._clock.now_ps - begin_ps)
         self._now.dispatch_wait_ps.append(self._time.ps["waiting"] - waited_ps)
-        self._now.expert_rows.append(int(received.priced_per_slot.sum()))
+        self._now.expert_rows.append(_priced_rows(received))
         return received
 
     def _combine(
         self, received: Received, results: NDArray[np.float32], factors: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         begin_ps, waited_ps = self._clock.now_ps, self._time.ps["waiting"]
-        out = self._link.combine(received, results, factors, self._charges.combine(1))
+        costs = self._charges.combine(_priced_rows(received), 1)
+        out = self._link.combine(received, results, factors, costs)
         self._now.combine_ps.append(self._clock.now_ps - begin_ps)
         self._now.combine_wait_ps.append(self._time.ps["waiting"] - waited_ps)
         return out

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from emulator.errors import InternalError
 from emulator.profile import Profile
 from serving.decode.settings import WARM_STEPS, DecodePlan
+from serving.exchange_price import LIBRARY
 from serving.price_tables import COMBINE, DISPATCH, PUBLISHED_ITERATION_MS, PUBLISHED_SHARES
 
 PUBLISHED_US: Final = {DISPATCH: (234.0, 185.0, 1231.0), COMBINE: (312.0, 165.0, 2939.0)}
@@ -242,7 +243,8 @@ def _pairs_conflict(calls: int) -> dict[str, Any]:
 def inputs(plan: DecodePlan) -> list[dict[str, Any]]:
     """Every number put in that is not a result: name, value, unit, label, source."""
     model = _entries(plan.priced.entries, ("cost.", "decode.", "jitter."))
-    machine = _entries(plan.profile, ("kernels.", "xccl.", "die.", "ub.", "engine."))
+    machine = _entries(plan.profile, ("kernels.", "vector.", "exchange.", "die.", "ub.", "engine."))
+    library = _entries(plan.priced.library.numbers, ("own.", "format."), f"{LIBRARY}.")
     job = plan.job
     workload = [
         ("workload.sequences_per_die", job.max_seqs, "sequences", "arXiv 2508.02520v6 7.1: 60"),
@@ -254,12 +256,19 @@ def inputs(plan: DecodePlan) -> list[dict[str, Any]]:
         {"name": name, "value": value, "unit": unit, "label": "assumed", "source": source}
         for name, value, unit, source in workload
     ]
-    return chosen + model + machine
+    return chosen + model + library + machine
 
 
-def _entries(entries: Profile, sections: tuple[str, ...]) -> list[dict[str, Any]]:
+def _entries(entries: Profile, sections: tuple[str, ...], called: str = "") -> list[dict[str, Any]]:
+    """Numbers of some sections; `called`: what stands before the key instead of its section."""
     return [
-        {"name": key, "value": e.value, "unit": e.unit, "label": e.label, "source": e.source}
+        {
+            "name": called + key.partition(".")[2] if called else key,
+            "value": e.value,
+            "unit": e.unit,
+            "label": e.label,
+            "source": e.source,
+        }
         for key, e in entries.items()
         if key.startswith(sections)
     ]

@@ -11,6 +11,7 @@ from emulator.errors import UsageError
 from emulator.profile import Profile, load_profile
 from emulator.topology import Topology
 from serving.charges import kv_capacity, plan_layers
+from serving.exchange_price import is_library_key
 from serving.job import DecodeOptions, ReplayJob
 from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes, touched_bytes
 from serving.model.config import ModelConfig
@@ -38,8 +39,8 @@ class DecodePlan:
 
 
 def split_overrides(settings: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Settings of the machine's profile, and those of the priced model."""
-    model = {key: value for key, value in settings.items() if key in MODEL_KEYS}
+    """Settings of the machine's profile, and those of the priced model and its library (`xccl.KEY`)."""
+    model = {key: value for key, value in settings.items() if key in MODEL_KEYS or is_library_key(key)}
     return {key: value for key, value in settings.items() if key not in model}, model
 
 

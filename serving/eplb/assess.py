@@ -87,5 +87,5 @@ def assess(priced: PricedModel, profile: Profile, slot_rows: Table, batch: int, 
     experts_ps = max(priced.experts_ps(slot_rows[die]) for die in busiest)
     attention = sum(priced.layer_kernels(np.full(batch, kv_tokens)).values()) + priced.router_ps(batch)
     moved = estimate_ps(profile, priced.dispatch_costs(batch, ranks), ranks, most)
-    moved += estimate_ps(profile, priced.combine_costs(ranks), ranks, most)
+    moved += estimate_ps(profile, priced.combine_costs(most, ranks), ranks, most)
     return Load(most, float(on_die.mean()), experts_ps, attention + moved + experts_ps)

@@ -49,7 +49,7 @@ COLLECTIVE = (
     ("reason of a choice not kept", "collectives/calls.py", "self._note = (kind, nbytes, name, why)", "self._note = (kind, nbytes, name, '')", f"{_COLL} test_groups and shared"),
     ("offsets of 32 bits", "collectives/pieces.py", "index = _index(starts // unit, sizes // unit)", "index = _index(starts.astype(np.int32) // unit, sizes // unit)", f"{_COLL} two_to_the_31"),
     ("order of collectives not explained", _WORK, "        missing = absent(group.store.last_calls(), self.number, group.members)\n        table", "        return\n        missing = absent(group.store.last_calls(), self.number, group.members)\n        table", f"{_AGREE} order"),
-    ("descriptors not compared", _WORK, "            self._compare()\n        self._moving = None", "            pass\n        self._moving = None", f"{_AGREE} differences"),
+    ("descriptors not compared", _WORK, "            compare(self)\n        self._moving = None", "            pass\n        self._moving = None", f"{_AGREE} differences"),
     ("time-out without effect", _WORK, "return movement.Here(self.group, self.number, self._phase, until_ps)", "return movement.Here(self.group, self.number, self._phase, None)", f"{_AGREE} its_instant"),
     ("set_timeout without effect", "collectives/dist/identity.py", "    def set_timeout(self, timeout: timedelta) -> None:\n        \"\"\"Set the virtual time a call of this group may take, from the next one on.\"\"\"\n        self._timeout_ps = timeout_ps(timeout)", "    def set_timeout(self, timeout: timedelta) -> None:\n        pass", f"{_DIST} errors and size"),
     ("strides ignored", "collectives/dist/tensors.py", "if len(arrays) == 1 and arrays[0].flags.c_contiguous:", "if len(arrays) == 1:", f"{_DIST} over_rma"),

@@ -37,7 +37,7 @@ def r1() -> PricedModel:
 @pytest.fixture(scope="module")
 def quiet_r1() -> PricedModel:
     """Without what surrounds an exchange in a decode step: a kernel alone on the fabric."""
-    return PricedModel.load("deepseek-r1", load_profile(overrides={"xccl.in_situ_us": 0}))
+    return PricedModel.load("deepseek-r1", load_profile(overrides={"exchange.in_situ_us": 0}))
 
 
 def test_iteration_is_93_ms(r1: PricedModel) -> None:
@@ -74,7 +74,7 @@ def test_exchanges_alone_on_the_fabric(quiet_r1: PricedModel, ranks: int) -> Non
     """128 tokens, top-8: 116 + 7.2 log2(p/8) and 118 + 6.2 log2(p/8) us (arXiv 2506.12708), within 18 %."""
     doublings = math.log2(ranks / 8)
     dispatch = estimate_ps(quiet_r1.profile, quiet_r1.dispatch_costs(1024, ranks), ranks, 1024)
-    combine = estimate_ps(quiet_r1.profile, quiet_r1.combine_costs(ranks), ranks, 1024)
+    combine = estimate_ps(quiet_r1.profile, quiet_r1.combine_costs(1024, ranks), ranks, 1024)
     assert dispatch / US == pytest.approx(116 + 7.2 * doublings, rel=0.18)
     assert combine / US == pytest.approx(118 + 6.2 * doublings, rel=0.18)
 
@@ -102,16 +102,16 @@ def test_exchange_grows_with_rows_and_ranks(r1: PricedModel) -> None:
 
 def test_closed_form_of_one_exchange() -> None:
     """Two ranks on one chip, worked by hand: 10 rows from each of the two, one port, one copy in the die."""
-    model = PricedModel.load("deepseek-r1", load_profile(overrides={"xccl.in_situ_us": 1}))
-    start = 20_000_000 + 20 * 45_000
+    model = PricedModel.load("deepseek-r1", load_profile(overrides={"exchange.in_situ_us": 1}))
+    start = 5_000_000 + 1_800_000 + math.ceil(20 * 14_336 * 1000 / 250)
     meta = math.ceil(32 * 1000 / 210)
     pull = math.ceil(10 * 7680 * 1000 / 210)
-    expected = start + meta + (2 * 135_000 + 1_000_000) + pull + 2 * 200_000
+    expected = start + meta + (2 * 68_000 + 1_000_000) + pull + 2 * 200_000
     assert estimate_ps(model.profile, model.dispatch_costs(20, 2), 2, 20) == expected
 
 
 def test_an_exchange_for_k_layers_costs_k_exchanges(r1: PricedModel) -> None:
-    for costs in (r1.dispatch_costs(1080, 288), r1.combine_costs(288)):
+    for costs in (r1.dispatch_costs(1080, 288), r1.combine_costs(1080, 288)):
         one = estimate_ps(r1.profile, costs, 288, 1080)
         assert estimate_ps(r1.profile, costs.repeated(12), 288, 1080) == pytest.approx(12 * one, rel=1e-3)
         assert costs.repeated(1) == costs

@@ -24,7 +24,7 @@ def test_a_put_by_cores_is_a_plain_put() -> None:
 
 def test_few_cores_leave_a_tail() -> None:
     shape = fabric().put(NODE, 66_000, "mte", 1)
-    assert shape == Shape(tail_ps=66_000 * 1000 // 33 - -(-66_000 * 1000 // 138))
+    assert shape == Shape(tail_ps=-(-66_000 * 1000 // 36) - -(-66_000 * 1000 // 138))
 
 
 def test_dma() -> None:

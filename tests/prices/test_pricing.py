@@ -142,7 +142,7 @@ def test_doubling_a_bandwidth_or_peak_raises_no_price(r1: PricedModel, key: str)
         assert faster.dense_mlp_ps(rows) <= r1.dense_mlp_ps(rows)
         assert faster.head_ps(rows) + faster.router_ps(rows) <= r1.head_ps(rows) + r1.router_ps(rows)
         for ranks in (1, 8, 384):
-            for costs in (lambda m: m.dispatch_costs(rows, ranks), lambda m: m.combine_costs(ranks)):  # noqa: B023
+            for costs in (lambda m: m.dispatch_costs(rows, ranks), lambda m: m.combine_costs(rows, ranks)):  # noqa: B023
                 after_ps = estimate_ps(faster.profile, costs(faster), ranks, rows)
                 assert after_ps <= estimate_ps(r1.profile, costs(r1), ranks, rows)
 

@@ -104,7 +104,12 @@ def test_accounts_calls_and_conflict(plan: DecodePlan) -> None:
 def test_every_input_is_named_with_label_and_source(plan: DecodePlan) -> None:
     inputs = {entry["name"]: entry for entry in result_of(plan, results())["inputs"]}
     wanted = ["decode.acceptance", "cost.step_bubble_us", "decode.router_skew", "jitter.launch_us"]
-    wanted += ["kernels.mla_decode.compute_efficiency", "xccl.in_situ_us", "workload.sequences_per_die"]
+    wanted += [
+        "kernels.mla_decode.compute_efficiency",
+        "exchange.in_situ_us",
+        "xccl.rank_us",
+        "workload.sequences_per_die",
+    ]
     assert set(wanted) <= set(inputs)
     assert all(entry["label"] and entry["source"] for entry in inputs.values())
 

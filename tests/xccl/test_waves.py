@@ -92,6 +92,6 @@ def test_ports_are_charged_for_the_time_the_stores_take():
 
 
 def test_numbers_can_be_changed_and_are_checked():
-    assert load_numbers(load_profile(), {"p2p.slots": 12}).slots == 12
-    with pytest.raises(UsageError, match="did you mean 'p2p.slots'"):
-        load_numbers(load_profile(), {"p2p.slot": 12})
+    assert load_numbers(load_profile(), {"ring.slots": 12}).slots == 12
+    with pytest.raises(UsageError, match="did you mean 'ring.slots'"):
+        load_numbers(load_profile(), {"ring.slot": 12})

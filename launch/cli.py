@@ -59,6 +59,7 @@ _COMMANDS = {
     "decode": "launch.cmd_decode",
     "eplb": "launch.cmd_eplb",
     "chaos": "launch.cmd_chaos",
+    "serve": "launch.cmd_serve",
 }
 
 

@@ -12,7 +12,11 @@ from emulator.config import CLOCK_KEYS, clock_of, clock_value
 from emulator.errors import UsageError
 
 _COMMANDS = ("run", "replay", "bench", "compare", "calibrate", "decode", "eplb", "chaos", "serve")
-_NO_WALL = {"eplb": "it starts no ranks"}
+_NO_WALL = {
+    "eplb": "it starts no ranks",
+    "bench serve": "it starts no ranks; what it prints as wall is the host's time",
+    "serve": "an open server is an external source, and only virtual time stands still for it",
+}
 _GIVEN = "superpod.clock"
 _HELP = {
     "clock": "virtual, or wall: delays are really slept.",
@@ -47,8 +51,9 @@ def check_use(command: str, environ: Mapping[str, str], given: Collection[str]) 
             checked(key, environ[name], "" if key in given else name)
     first = command.split(" ", 1)[0]
     if clock_of(environ).get("clock") == "wall":
-        if first in _NO_WALL and given:
-            raise UsageError(f"superpod {command} has no wall clock: {_NO_WALL[first]}")
+        why = _NO_WALL.get(command) or _NO_WALL.get(first)
+        if why and (given or first == "serve"):
+            raise UsageError(f"superpod {command} has no wall clock: {why}")
         return
     for key in given:
         if key != "clock":

@@ -141,6 +141,7 @@ class RankRecord:
         return {
             "charged": spec.priced_position(request.num_computed),
             "finish": request.finish,
+            "stop_reason": request.stop_reason,
             "preemptions": request.preemptions,
             "cached": request.cached,
             "arrival_ps": spec.arrival_ps,

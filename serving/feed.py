@@ -34,7 +34,7 @@ from serving.request import RequestSpec
 RECORDING = "superpod-recording-1"
 LEADER = 0
 _LOG, _STATE, _BELL = "feed.log", "feed.state", "feed.bell"
-_COMPLETE, _HELD, _NOW, _POSITIONS = 0, 1, 2, 4  # places in feed.state
+_COMPLETE, _HELD, _NOW, _IDLE, _POSITIONS = 0, 1, 2, 3, 4  # places in feed.state
 _WORDS = 8
 
 
@@ -87,6 +87,10 @@ class Feed:
         """Hand in a request; it arrives at the next step's boundary, or at its own time if that is later."""
         self._append(request.as_entry())
 
+    def add_all(self, requests: Sequence[FeedRequest]) -> None:
+        """Hand in several that come at one boundary."""
+        self._append(*(request.as_entry() for request in requests))
+
     def abort(self, request_id: int) -> None:
         """End a request at the next step's boundary; nothing happens where it has ended."""
         self._append({"abort": request_id})
@@ -114,8 +118,15 @@ class Feed:
         """The pod's virtual time at its last step's boundary."""
         return int(self._state[_NOW])
 
-    def _append(self, entry: Mapping[str, Any]) -> None:
-        line = memoryview((json.dumps(entry, separators=(",", ":")) + "\n").encode())
+    @property
+    def idle(self) -> bool:
+        """The pod has nothing to do and waits for us: what is handed in now comes at a boundary that does not
+        depend on the host."""
+        return bool(self._state[_IDLE])
+
+    def _append(self, *entries: Mapping[str, Any]) -> None:
+        text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries)
+        line = memoryview(text.encode())
         size = len(line)
         while line:
             line = line[os.write(self._log, line) :]
@@ -203,8 +214,10 @@ class OpenSource:
             return
         self._state[_NOW] = now_ps
         while self._state[_HELD] or (idle and self._state[_COMPLETE] == self._position):
+            self._state[_IDLE] = idle
             if not os.read(self._bell, 4096):  # the writer is gone
                 self._close_for_it()
+        self._state[_IDLE] = 0
         self._state[_POSITIONS + self._exchange % 2] = self._state[_COMPLETE]
 
     def _close_for_it(self) -> None:

@@ -206,6 +206,17 @@ def merge(
         "labels": _labels(replay),
         "configuration": _configuration(replay),
         **({} if (cache := cache_facts(results)) is None else {"cache": cache}),
+        **(recorded_answers(results) if replay.job.is_open else {}),
+    }
+
+
+def recorded_answers(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Every answer of a recording that was read back, to be compared with what its clients got."""
+    keys = ("id", "rank", "arrival_ps", "tokens", "times_ps", "finish", "stop_reason", "error")
+    entries = sorted((e for result in results for e in result["requests"]), key=lambda e: int(e["id"]))
+    return {
+        "requests": [{key: entry.get(key) for key in keys} for entry in entries],
+        "virtual_ps": max((int(result["end_ps"]) for result in results), default=0),
     }
 
 

@@ -146,7 +146,7 @@ def virtual_result(
         **_latencies(latencies),
         "logits_sha256": _digest(f"{e.request_id}:{e.logits_sha256}" for e in good),
         "tokens_sha256": _digest(f"{e.request_id}:{','.join(map(str, e.tokens))}" for e in good),
-        "failures": [{"request": e.request_id, "error": e.error} for e in endings if not e.ok],
+        "failures": [{"request": e.request_id, "error": e.error} for e in endings if e.error is not None],
         "steps": max((result["steps"] for result in results), default=0),
         "idle_s": min((result["asleep_ps"] for result in results), default=0) / PS_PER_S,
         "virtual_time": time_shares(results),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from serving.api.tokenizer import Tokenizer
+from serving.api.tokenizer import Tokenizer, load_tokenizer
 from serving.model.stopping import TokenBytes
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -24,6 +25,16 @@ def token_bytes(tokenizer: Tokenizer, vocabulary: int) -> TokenBytes:
     of = _speller(tokenizer)
     pieces = [added[i].content.encode() if i in added else of(i) for i in range(vocabulary)]
     return TokenBytes.of(pieces, frozenset(i for i in tokenizer.special_ids if i < vocabulary))
+
+
+def write_table(model_dir: str | Path, vocabulary: int, directory: str | Path) -> TokenBytes | None:
+    """Write what the ranks of a job look for stop strings in; None where the model has no tokenizer."""
+    tokenizer = load_tokenizer(model_dir)
+    if tokenizer is None:
+        return None
+    table = token_bytes(tokenizer, vocabulary)
+    table.write(directory)
+    return table
 
 
 def _speller(tokenizer: Tokenizer) -> Callable[[int], bytes]:

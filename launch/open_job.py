@@ -1,0 +1,92 @@
+"""The job of an open pod: what `superpod serve` and `LLM` ask for, checked against model and machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from emulator.errors import UsageError
+from launch.paging_options import paging_options
+from serving.feed import read_recording
+from serving.job import ReplayJob
+from serving.model import ModelConfig
+from serving.replay import Replay, plan_serve
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """Options of an open pod, with vLLM's names where it has one."""
+
+    priced_as: str = "deepseek-r1"
+    profile: str = "cloudmatrix384"
+    overrides: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    max_num_seqs: int = 96
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    block_size: int = 128
+    num_gpu_blocks_override: int | None = None
+    load_balancing: str = "least-tokens"
+    memory_check: bool = True
+    record: str = ""
+
+
+def open_plan(model: Path, num_ranks: int, options: OpenOptions) -> tuple[Replay, ModelConfig, int]:
+    """A pod that may start, its model, and the most tokens a request of it may use.
+
+    Raises:
+        UsageError: no such checkpoint, more ranks than the pod has, another routing shape than the priced
+            model's, a longer context than there is, …
+    """
+    config = ModelConfig.from_hf(model)
+    job = ReplayJob(
+        model_dir=str(model.resolve()),
+        num_ranks=num_ranks,
+        priced_as=_absolute(options.priced_as),
+        profile=_absolute(options.profile),
+        overrides=options.overrides,
+        seed=options.seed,
+        batched_tokens=options.max_num_batched_tokens,
+        max_seqs=options.max_num_seqs,
+        check_memory=options.memory_check,
+        paging=paging_options(
+            options.enable_prefix_caching,
+            options.block_size,
+            options.num_gpu_blocks_override,
+            options.enable_chunked_prefill,
+            dram_blocks=0,
+            pool_path="ub",
+            token_scale=1,
+        ),
+        balancing=options.load_balancing,
+        feed=True,
+        record=options.record,
+    )
+    plan = plan_serve(job, config)
+    most = min(plan.limits.context, plan.limits.priced_context)
+    length = most if options.max_model_len is None else options.max_model_len
+    if length > most:
+        raise UsageError(f"--max-model-len {length}: this model and machine have at most {most}")
+    return plan, config, length
+
+
+def recorded_model(recording: Path | None) -> Path:
+    """The checkpoint a recording was made with."""
+    header, _ = read_recording(str(recording))
+    return Path(str(header["job"]["model_dir"]))
+
+
+def write_stop_table(plan: Replay, vocabulary: int, directory: Path) -> None:
+    """Write what ranks look for stop strings in, where a recorded request has some."""
+    if any(spec.params is not None and spec.params.stop for spec in plan.specs):
+        from serving.api.vocabulary import write_table  # brings the tokenizer's library
+
+        directory.mkdir(parents=True, exist_ok=True)
+        write_table(plan.job.model_dir, vocabulary, directory)
+
+
+def _absolute(name: str) -> str:
+    """A file's name that holds from any directory; other names stay."""
+    return str(Path(name).resolve()) if name.endswith(".toml") else name

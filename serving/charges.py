@@ -150,8 +150,8 @@ class Charges:
 def check_batch(batched_tokens: int, max_seqs: int) -> None:
     """Raise UsageError unless a step has room for one token of every running request."""
     if max_seqs < 1:
-        raise UsageError(f"--max-seqs {max_seqs} must be at least 1")
+        raise UsageError(f"--max-num-seqs {max_seqs} must be at least 1")
     if batched_tokens < max_seqs:
         raise UsageError(
-            f"--batched-tokens {batched_tokens} must be at least the {max_seqs} requests that may run at once"
+            f"--max-num-batched-tokens {batched_tokens} must be at least the {max_seqs} requests that may run at once"
         )

@@ -32,8 +32,8 @@ _OPTIONS = {
     "seed": "--seed",
     "token_scale": "--token-scale",
     "requests": "--requests",
-    "batched_tokens": "--batched-tokens",
-    "max_seqs": "--max-seqs",
+    "batched_tokens": "--max-num-batched-tokens",
+    "max_seqs": "--max-num-seqs",
 }
 _OTHERS = {"model": "another model", "workload": "another trace or --max-output"}
 _FASTER = {"GB/s": 1, "TFLOPS": 1, "TOPS": 1, "us": -1, "ns": -1}

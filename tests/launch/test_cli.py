@@ -39,7 +39,7 @@ SUPERPOD = str(BIN / "superpod")
         (["run", "-n", "2", "--seed", "-1", "app.py"], "'--seed': Input should be greater"),
         (["replay", "-n", "2", "--seed", "-1"], "'--seed': Input should be greater"),
         (["replay", "-n", "2", "--trace-out", "/nonexistent/t.json"], "no directory /nonexistent"),
-        (["replay", "-n", "2", "--max-seqs", "0"], "--max-seqs 0 must be at least 1"),
+        (["replay", "-n", "2", "--max-seqs", "0"], "--max-num-seqs 0 must be at least 1"),
         (["make-checkpoint", "/nonexistent/m", "--seed", "-1"], "'--seed': Input should be greater"),
         (["nosuchcommand"], "nosuchcommand"),
         (["trace", "diff", "/nonexistent/a", "/nonexistent/b"], "/nonexistent/a"),

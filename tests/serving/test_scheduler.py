@@ -156,5 +156,5 @@ def test_no_step_exceeds_the_bound_that_sizes_the_buffers(scale: int) -> None:
 
 
 def test_a_budget_below_the_scale_is_refused() -> None:
-    with pytest.raises(UsageError, match="--batched-tokens 32 is below the token scale 64"):
+    with pytest.raises(UsageError, match="--max-num-batched-tokens 32 is below the token scale 64"):
         limits(batched_tokens=32).max_step_tokens(64)

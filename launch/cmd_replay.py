@@ -28,6 +28,7 @@ from emulator.errors import SuperpodError, UsageError
 from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
+from launch.model_options import QuantizationOption, quantization_of
 from launch.open_job import recorded_model, write_stop_table
 from launch.paging_options import (
     Balancing,
@@ -138,6 +139,7 @@ def register(app: typer.Typer) -> None:
         dram_blocks: DramBlocks = 0,
         kv_pool_path: PoolPath = "ub",
         load_balancing: Balancing = "least-tokens",
+        quantization: QuantizationOption = None,
         layers_executed: Annotated[
             int | None, typer.Option(help="Layers of the made model; each is charged for several.")
         ] = None,
@@ -223,6 +225,7 @@ def register(app: typer.Typer) -> None:
                 eplb=eplb_options(eplb, eplb_step_interval),
                 paging=paging,
                 balancing=load_balancing,
+                quantization=quantization_of(quantization),
             )
             if recorded:
                 assert trace is not None

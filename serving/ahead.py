@@ -74,10 +74,11 @@ def common_parts(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile)
 
 
 def _make(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile) -> CommonParts:
-    config = ModelConfig.from_hf(job.model_dir)
+    model = load_model(job.model_dir, (), job.quantization)
+    config = model.config
     priced = PricedModel.load(job.priced_as, profile, job.priced_overrides)
     placement = job_placement(job, config)
     limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
     sizes = exchange_sizes(job, limits, placement, config.num_experts_per_tok, specs)
     plans = plan_layers(config, priced)
-    return CommonParts(job, config, priced, placement, limits, sizes, plans, load_model(job.model_dir, ()))
+    return CommonParts(job, config, priced, placement, limits, sizes, plans, model)

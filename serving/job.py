@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +97,7 @@ class ReplayJob:
     paging: how the KV cache is paged; None: the KV of a request's
     whole life is reserved when it is admitted. balancing: which rank gets a request (`serving.balance`).
     feed: requests come from outside (`serving.feed`). record: where their recording is written; recording:
-    the one that is read back.
+    the one that is read back. quantization: "int8", or None for float32.
     """
 
     model_dir: str
@@ -124,6 +124,7 @@ class ReplayJob:
     feed: bool = False
     record: str = ""
     recording: str = ""
+    quantization: Literal["int8"] | None = None
 
     @property
     def is_open(self) -> bool:

@@ -60,14 +60,16 @@ class PodLink:
         top_k: int,
         sizes: ExchangeSizes,
         record: RankRecord,
+        quantization: str | None = None,
     ) -> None:
         self._device, self._record = device, record
         slots = placement.slots_per_rank
         top_k += placement.shared_placed
         self._exchange = ExpertExchange(
-            device, slots, hidden, sizes.max_tokens, top_k, max_rows=sizes.max_rows
+            device, slots, hidden, sizes.max_tokens, top_k, quantization, max_rows=sizes.max_rows
         )
-        self._row_bytes = RowFormat(hidden, slots).record_bytes
+        self._out_bytes = RowFormat(hidden, slots, quantization == "int8").record_bytes
+        self._back_bytes = RowFormat(hidden, slots).record_bytes
         self._num_living = device.num_ranks
         _count_records(self._num_living, record, META_BYTES)  # carving is a barrier
 
@@ -175,15 +177,15 @@ class PodLink:
     def _count_combine(self, handle: Handle, costs: ExchangeCosts) -> None:
         work = self._record.work
         sent, received = len(handle.rows), int(handle.sent.counts.sum())
-        work.functional_bytes_sent += sent * self._row_bytes
-        work.functional_bytes_received += received * self._row_bytes
+        work.functional_bytes_sent += sent * self._back_bytes
+        work.functional_bytes_received += received * self._back_bytes
         work.priced_bytes_sent += int(handle.received_charge.sum()) * costs.row_bytes
         work.priced_bytes_received += int(handle.sent.charged.sum()) * costs.row_bytes
 
     def _count(self, sent: int, received: int, handle: Handle, costs: ExchangeCosts) -> None:
         work = self._record.work
-        work.functional_bytes_sent += sent * self._row_bytes
-        work.functional_bytes_received += received * self._row_bytes
+        work.functional_bytes_sent += sent * self._out_bytes
+        work.functional_bytes_received += received * self._out_bytes
         work.priced_bytes_sent += int(handle.sent.charged.sum()) * costs.row_bytes
         work.priced_bytes_received += int(handle.received_charge.sum()) * costs.row_bytes
 

@@ -201,7 +201,7 @@ def build(
     charges = Charges(priced, device.num_ranks, shared_local=not placement.shared_placed)
     charges.prefill = prefill
     top_k = config.num_experts_per_tok
-    link = PodLink(device, placement, config.hidden_size, top_k, common.sizes, record)
+    link = PodLink(device, placement, config.hidden_size, top_k, common.sizes, record, job.quantization)
     parts = (device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
     forward: Forward
     if job.decode is None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from serving.job import ReplayJob, read_requests
+from serving.model.int8_error import logit_error
 from serving.model.model import load_model
 from serving.model.reference import ReferenceRequest, generate
 
@@ -21,13 +24,19 @@ def answer_requests(directory: str) -> None:
     """Answer every request that fits the model's context; the others are left out, as a rank refuses them."""
     os.nice(NICENESS)
     job = ReplayJob.read(directory)
-    model = load_model(job.model_dir)
+    model = load_model(job.model_dir, quantization=job.quantization)
+    full = load_model(job.model_dir) if job.quantization else None
     with open(Path(directory) / "reference.jsonl", "w", encoding="utf-8") as file:
         for spec in read_requests(directory):
             if spec.prompt_tokens + spec.max_output > model.config.max_position_embeddings:
                 continue
             request = ReferenceRequest(spec.prompt.tolist(), spec.max_output, job.sampling, spec.seed)
             (result,) = generate(model, [request])
-            line = {"id": spec.request_id, "tokens": result.tokens, "logits_sha256": result.logits_sha256}
+            line: dict[str, Any] = {
+                "id": spec.request_id, "tokens": result.tokens, "logits_sha256": result.logits_sha256,
+            }  # fmt: skip
+            if full is not None:
+                tokens = [*spec.prompt.tolist(), *result.tokens[:-1]]
+                line["logit_error"] = asdict(logit_error(model, full, tokens))
             file.write(json.dumps(line) + "\n")
             file.flush()

@@ -20,6 +20,7 @@ from serving.limits import exchange_sizes, job_limits, job_placement, machine_by
 from serving.model.config import ModelConfig
 from serving.placement import Placement
 from serving.pricing import PricedModel
+from serving.quantization import quantization_facts
 from serving.report import (
     binding_resource,
     cache_facts,
@@ -57,6 +58,8 @@ class Replay:
     """The schedule to follow; then all requests are there at virtual time 0."""
     compared: Schedule | None = None
     """The schedule to compare with."""
+    config: ModelConfig | None = None
+    """Of the functional model, as it is computed."""
 
 
 def plan_replay(
@@ -102,6 +105,7 @@ def _plan(
     fixed: Schedule | None,
     compared: Schedule | None,
 ) -> Replay:
+    config = config.model_copy(update={"quantization": job.quantization})
     profile = load_profile(job.profile, job.overrides)
     Topology.from_profile(profile, job.num_ranks)
     priced = PricedModel.load(job.priced_as, profile, job.priced_overrides)
@@ -134,7 +138,7 @@ def _plan(
         rehearse(fixed, specs, limits, job.num_ranks)
         specs = [replace(spec, arrival_ps=0) for spec in specs]
     parts = (profile, priced, placement, limits, plans, memory, touched, identity)
-    return Replay(job, specs, *parts, fixed, compared)
+    return Replay(job, specs, *parts, fixed, compared, config)
 
 
 def _settings(job: ReplayJob) -> dict[str, int]:
@@ -188,6 +192,7 @@ def merge(
     if differing is not None:
         invariants["tokens_equal_reference"] = not differing
     schedule = recorded_schedule(replay, results)
+    quantization = _quantization(replay, reference, invariants)
     if replay.fixed is not None:
         invariants["schedule_followed"] = schedule.sha256 == replay.fixed.sha256
     ports = dict(zip(("egress port", "ingress port", "local copies"), machine["busy_ps"], strict=True))
@@ -204,6 +209,7 @@ def merge(
         "invariants": invariants,
         **balancing_facts(replay, results),
         "labels": _labels(replay),
+        **quantization,
         "configuration": _configuration(replay),
         **({} if (cache := cache_facts(results)) is None else {"cache": cache}),
         **(recorded_answers(results) if replay.job.is_open else {}),
@@ -242,6 +248,18 @@ def _with_arrivals(replay: Replay, results: Sequence[Mapping[str, Any]]) -> Repl
         return replay
     came = {e["id"]: int(e["arrival_ps"]) for result in results for e in result["requests"]}
     return replace(replay, specs=[replace(s, arrival_ps=came.get(s.request_id, 0)) for s in replay.specs])
+
+
+def _quantization(
+    replay: Replay, reference: Sequence[Mapping[str, Any]] | None, invariants: dict[str, Any]
+) -> dict[str, Any]:
+    """What an INT8 replay says of it, beside an invariant; nothing of another one."""
+    if replay.config is None or replay.config.quantization is None:
+        return {}
+    facts = quantization_facts(replay.config, replay.placement.slots_per_rank, reference)
+    if (error := facts["logit_error"]) is not None:
+        invariants["logit_error_within_bound"] = error["relative_rms"] <= error["bound"]
+    return {"quantization": facts}
 
 
 def _labels(replay: Replay) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
     table.add_row(
         "Tokens computed / charged", f"{result['functional_tokens']:,} / {result['priced_tokens']:,}"
     )
-    for name, text in _cache_rows(result.get("cache")):
+    for name, text in (*_quantization_rows(result.get("quantization")), *_cache_rows(result.get("cache"))):
         table.add_row(name, text)
     table.add_section()
     bottleneck = result["bottleneck"]
@@ -88,6 +88,21 @@ def emulator_table(result: Mapping[str, Any]) -> Table:
         table.add_row("Wall time (start-up)", f"{host['wall_s']:.1f} s ({host['startup_wall_s']:.1f} s)")
         table.add_row("Peak memory of all processes", f"{host['pss_gb']:.2f} GB")
     return table
+
+
+def _quantization_rows(facts: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if facts is None:
+        return []
+    kept, plain = facts["kv_bytes_per_token"], facts["kv_bytes_per_token_float32"]
+    rows = [("KV kept a token, computed model (float32)", f"{kept:,} B ({plain:,} B)")]
+    if (error := facts["logit_error"]) is not None:
+        off = f"{100 * error['relative_rms']:.2f} % of their spread (bound {100 * error['bound']:g} %)"
+        rows.append(("INT8 logits off, experts equal", off))
+        own = (
+            f"{100 * error['own_relative_rms']:.2f} %, {100 * error['rows_rerouted']:.1f} % of choices differ"
+        )
+        rows.append(("INT8 logits off, own experts", own))
+    return rows
 
 
 def _cache_rows(cache: Mapping[str, Any] | None) -> list[tuple[str, str]]:

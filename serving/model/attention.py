@@ -13,6 +13,7 @@ import torch
 
 from serving.model.blocks import BlockAttention
 from serving.model.config import DeepseekV3Config
+from serving.model.int8 import LatentRows, Product, product_of
 from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan
 from serving.model.rope import rotate, softmax_scale
@@ -32,9 +33,10 @@ class LatentAttention:
     def __init__(self, config: DeepseekV3Config, files: CheckpointFiles, layer: int, proofs: Proofs) -> None:
         self._config = config
         self._layer = layer
-        self._core = BlockAttention(
-            config.num_attention_heads, config.kv_width, config.kv_lora_rank, 1, proofs
-        )
+        rope, rank = config.qk_rope_head_dim, config.kv_lora_rank
+        self._rows = LatentRows(rope, rank) if config.quantization else None
+        unpack = self._rows.unpack if self._rows else None
+        self._core = BlockAttention(config.num_attention_heads, rope + rank, rank, 1, proofs, unpack=unpack)
         self._load(files, f"model.layers.{layer}")
         self._project = RowFunction("attention.project", self._project_rows, proofs)
         self._output = RowFunction("attention.output", self._output_rows, proofs)
@@ -44,24 +46,28 @@ class LatentAttention:
         hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
         nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self._norm = RMSNorm(files.tensor(f"{prefix}.input_layernorm.weight", hidden), config.rms_norm_eps)
-        self._q_a, self._q_norm, q_in = None, None, hidden
+        self._q_a: Product | None = None
+        self._q_norm, q_in = None, hidden
         q_name = f"{attention}.q_proj.weight"
         if config.q_lora_rank is not None:
             q_in = config.q_lora_rank
-            self._q_a = files.tensor(f"{attention}.q_a_proj.weight", q_in, hidden).t()
+            self._q_a = self._product(files, f"{attention}.q_a_proj.weight", q_in, hidden)
             q_norm = files.tensor(f"{attention}.q_a_layernorm.weight", q_in)
             self._q_norm = RMSNorm(q_norm, _LATENT_NORM_EPS)
             q_name = f"{attention}.q_b_proj.weight"
-        self._q = files.tensor(q_name, heads * (nope + rope), q_in).t()
-        self._kv_a = files.tensor(f"{attention}.kv_a_proj_with_mqa.weight", rank + rope, hidden).t()
+        self._q = self._product(files, q_name, heads * (nope + rope), q_in)
+        self._kv_a = self._product(files, f"{attention}.kv_a_proj_with_mqa.weight", rank + rope, hidden)
         kv_norm = files.tensor(f"{attention}.kv_a_layernorm.weight", rank)
         self._kv_norm = RMSNorm(kv_norm, _LATENT_NORM_EPS)
         kv_b = files.tensor(f"{attention}.kv_b_proj.weight", heads * (nope + value), rank)
         kv_b = kv_b.view(heads, nope + value, rank)
         self._absorb_key = kv_b[:, :nope]
         self._expand_value = kv_b[:, nope:].transpose(1, 2)
-        self._o = files.tensor(f"{attention}.o_proj.weight", hidden, heads * value).t()
+        self._o = self._product(files, f"{attention}.o_proj.weight", hidden, heads * value)
         self._scale = softmax_scale(config)
+
+    def _product(self, files: CheckpointFiles, name: str, *shape: int) -> Product:
+        return product_of(files.tensor(name, *shape), self._config.quantization == "int8")
 
     def __call__(self, x: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """x + attention(norm(x)), float32 [rows of the plan, hidden]; writes their cache rows first."""
@@ -87,18 +93,21 @@ class LatentAttention:
         config, size = self._config, x.shape[0]
         rank, nope = config.kv_lora_rank, config.qk_nope_head_dim
         x = self._norm(x)
-        latent = torch.mm(x, self._kv_a)
+        latent = self._kv_a(x)
         if self._q_a is not None and self._q_norm is not None:
-            x = self._q_norm(torch.mm(x, self._q_a))
-        query = torch.mm(x, self._q).view(size, config.num_attention_heads, -1)
+            x = self._q_norm(self._q_a(x))
+        query = self._q(x).view(size, config.num_attention_heads, -1)
         rotary = torch.cat((query[:, :, nope:], latent[:, None, rank:]), 1)
         rotary = rotate(rotary, cos, sin, config.rope_interleave)
         absorbed = torch.bmm(query[:, :, :nope].transpose(0, 1), self._absorb_key).transpose(0, 1)
         queries = torch.cat((rotary[:, :-1], absorbed), -1)
         compressed = self._kv_norm(latent[:, :rank])
-        return queries.mul_(self._scale), torch.cat((rotary[:, -1], compressed), -1)
+        queries.mul_(self._scale)
+        if self._rows:
+            return queries, self._rows.pack(rotary[:, -1], compressed)
+        return queries, torch.cat((rotary[:, -1], compressed), -1)
 
     def _output_rows(self, x: torch.Tensor, attended: torch.Tensor) -> Rows:
         """x [s, hidden] plus the projection of the attended latents [s, heads, kv_lora_rank]."""
         values = torch.bmm(attended.transpose(0, 1), self._expand_value).transpose(0, 1)
-        return (torch.mm(values.reshape(x.shape[0], -1), self._o).add_(x),)
+        return (self._o(values.reshape(x.shape[0], -1)).add_(x),)

@@ -7,7 +7,7 @@ order). Batched products are used once proven equal to that.
     out = Σ exp(q · key − max) · [value | 1]      numerators and, in the last column, the denominator
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,20 @@ class BlockAttention:
             value | 1]. Several: [key | value] of each, then 1.
         proofs: where verdicts are kept.
         shared: whether the value is part of the key.
+        unpack: makes such rows of what is in the pages, where that is something else; one group only.
     """
 
     def __init__(
-        self, heads: int, key_width: int, value_width: int, groups: int, proofs: Proofs, shared: bool = True
+        self,
+        heads: int,
+        key_width: int,
+        value_width: int,
+        groups: int,
+        proofs: Proofs,
+        shared: bool = True,
+        unpack: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        self._unpack = unpack
         self._heads, self._groups = heads, groups
         self._rank = value_width
         self._key = key_width
@@ -59,6 +68,8 @@ class BlockAttention:
             queries = torch.cat((queries, queries.new_zeros((padded - count, *queries.shape[1:]))))
         keys = pages.view(pages.shape[0], -1).index_select(0, job.table)
         keys = keys.view(job.num_sequences, -1, pages.shape[-1])[:, : job.num_blocks * KEY_BLOCK]
+        if self._unpack is not None:
+            keys = self._unpack(keys)
         batch, mask = job.num_sequences * self._groups, job.mask
         if self._groups > 1:
             queries, keys = self._by_group(queries, keys, job.num_sequences)

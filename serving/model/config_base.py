@@ -67,6 +67,8 @@ class ModelConfig(BaseModel):
     yarn: YarnConfig | None = None
     tie_word_embeddings: bool = False
     eos_token_id: int | None = None
+    quantization: Literal["int8"] | None = Field(default=None, exclude=True)
+    """How this process computes it; no property of the checkpoint."""
     vocab_sections: int = Field(default=1, gt=0)
     """Of a made model whose hot experts drift (`serving.model.drift`); no key of published models."""
 

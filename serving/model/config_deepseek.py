@@ -9,6 +9,7 @@ from pydantic import Field
 
 from emulator.errors import UsageError
 from serving.model.config_base import ModelConfig
+from serving.model.latent_rows import latent_width
 
 __all__ = ["DeepseekV3Config"]
 
@@ -49,6 +50,8 @@ class DeepseekV3Config(ModelConfig):
     @property
     def kv_width(self) -> int:
         """The compressed latent and the rotated key, shared by all heads."""
+        if self.quantization == "int8":
+            return latent_width(self.qk_rope_head_dim, self.kv_lora_rank)
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @classmethod

@@ -12,6 +12,7 @@ import torch
 
 from serving.model.blocks import BlockAttention
 from serving.model.config import Qwen3MoeConfig
+from serving.model.int8 import Product, product_of
 from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan
 from serving.model.rope import rotate, softmax_scale
@@ -39,13 +40,16 @@ class GroupedQueryAttention:
         hidden, attention, dim = self._config.hidden_size, f"{prefix}.self_attn", self._dim
         eps = self._config.rms_norm_eps
         self._norm = RMSNorm(files.tensor(f"{prefix}.input_layernorm.weight", hidden), eps)
-        self._q = files.tensor(f"{attention}.q_proj.weight", self._heads * dim, hidden).t()
-        self._k = files.tensor(f"{attention}.k_proj.weight", self._groups * dim, hidden).t()
-        self._v = files.tensor(f"{attention}.v_proj.weight", self._groups * dim, hidden).t()
+        self._q = self._product(files, f"{attention}.q_proj.weight", self._heads * dim, hidden)
+        self._k = self._product(files, f"{attention}.k_proj.weight", self._groups * dim, hidden)
+        self._v = self._product(files, f"{attention}.v_proj.weight", self._groups * dim, hidden)
         self._q_norm = RMSNorm(files.tensor(f"{attention}.q_norm.weight", dim), eps)
         self._k_norm = RMSNorm(files.tensor(f"{attention}.k_norm.weight", dim), eps)
-        self._o = files.tensor(f"{attention}.o_proj.weight", hidden, self._heads * dim).t()
+        self._o = self._product(files, f"{attention}.o_proj.weight", hidden, self._heads * dim)
         self._scale = softmax_scale(self._config)
+
+    def _product(self, files: CheckpointFiles, name: str, *shape: int) -> Product:
+        return product_of(files.tensor(name, *shape), self._config.quantization == "int8")
 
     def __call__(self, x: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """x + attention(norm(x)), float32 [rows of the plan, hidden]; writes their cache rows first."""
@@ -68,13 +72,13 @@ class GroupedQueryAttention:
         """x [s, hidden] to scaled queries [s, heads, head_dim] and cache rows [s, kv_width]."""
         size = x.shape[0]
         x = self._norm(x)
-        query = self._q_norm(torch.mm(x, self._q).view(size, self._heads, self._dim))
-        key = self._k_norm(torch.mm(x, self._k).view(size, self._groups, self._dim))
-        value = torch.mm(x, self._v).view(size, self._groups, self._dim)
+        query = self._q_norm(self._q(x).view(size, self._heads, self._dim))
+        key = self._k_norm(self._k(x).view(size, self._groups, self._dim))
+        value = self._v(x).view(size, self._groups, self._dim)
         rotated = rotate(torch.cat((query, key), 1), cos, sin, self._config.rope_interleave)
         rows = torch.cat((rotated[:, self._heads :], value), -1).view(size, -1)
         return rotated[:, : self._heads].mul(self._scale), rows
 
     def _output_rows(self, x: torch.Tensor, attended: torch.Tensor) -> Rows:
         """x [s, hidden] plus the projection of the attended values [s, heads, head_dim]."""
-        return (torch.mm(attended.reshape(x.shape[0], -1), self._o).add_(x),)
+        return (self._o(attended.reshape(x.shape[0], -1)).add_(x),)

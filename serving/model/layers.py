@@ -15,6 +15,7 @@ from serving.model.checkpoint import expert_shapes, mlp_shapes
 from serving.model.config import DeepseekV3Config, ModelConfig, Qwen3MoeConfig
 from serving.model.elementwise import sigmoid_, silu_
 from serving.model.gqa import GroupedQueryAttention
+from serving.model.int8 import product_of
 from serving.model.norm import RMSNorm
 from serving.model.plan import StepPlan
 from serving.model.routing import choose_experts
@@ -28,18 +29,17 @@ def gated_mlp(
     config: ModelConfig, files: CheckpointFiles, prefix: str, width: int, proofs: Proofs
 ) -> RowFunction:
     """down(silu(gate(x)) · up(x)) with the weights under `prefix`, as a function of rows [n, hidden]."""
-    return mlp_of(
-        [files.tensor(name, *shape) for name, shape in mlp_shapes(config, prefix, width).items()], proofs
-    )
+    weights = [files.tensor(name, *shape) for name, shape in mlp_shapes(config, prefix, width).items()]
+    return mlp_of(weights, proofs, config.quantization == "int8")
 
 
-def mlp_of(weights: Sequence[torch.Tensor], proofs: Proofs) -> RowFunction:
+def mlp_of(weights: Sequence[torch.Tensor], proofs: Proofs, int8: bool = False) -> RowFunction:
     """The same of given weights: gate and up float32 [width, hidden], down float32 [hidden, width]."""
     width = len(weights[0])
-    gate, up, down = (weight.t() for weight in weights)
+    gate, up, down = (product_of(weight, int8) for weight in weights)
 
     def function(x: torch.Tensor) -> Rows:
-        return (torch.mm(silu_(torch.mm(x, gate)).mul_(torch.mm(x, up)), down),)
+        return (down(silu_(gate(x)).mul_(up(x))),)
 
     return RowFunction(f"mlp.{width}", function, proofs)
 
@@ -175,6 +175,10 @@ class Layer:
         invariant."""
         return self._scores(h)
 
+    def weights_of(self, h: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+        """Weights float32 [n, k] of experts idx int64 [n, k], however they were chosen, for normed rows."""
+        return self._weights(self._scores(h), idx)
+
     @property
     def router_bias(self) -> torch.Tensor:
         """The correction bias, float32 [experts]; a MoE layer's only. Zeros where the router has none."""
@@ -217,7 +221,7 @@ class Layer:
         flat.numpy()[:] = weights.view(np.float32)
         parts = torch.split(flat, [a * b for a, b in shapes])
         chosen = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-        self._experts[expert] = mlp_of(chosen, self._proofs)
+        self._experts[expert] = mlp_of(chosen, self._proofs, self._config.quantization == "int8")
         self._loadable |= {expert}
 
     def drop_expert(self, expert: int) -> None:
@@ -241,10 +245,13 @@ class Layer:
         idx = choose_experts(
             (scores + self._bias).numpy(), config.n_group, config.topk_group, config.num_experts_per_tok
         )
+        return idx, self._weights(scores, idx)
+
+    def _weights(self, scores: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
         weights = scores.gather(1, idx)
-        if config.norm_topk_prob:
+        if self._config.norm_topk_prob:
             weights.div_(weights.sum(-1, True).add_(1e-20))  # which vanishes beside a softmax's share
-        return idx, weights.mul_(config.routed_scaling_factor)
+        return weights.mul_(self._config.routed_scaling_factor)
 
     def _scores(self, h: torch.Tensor) -> torch.Tensor:
         """Sigmoid or softmax of the gate's products, float32 [n, experts]."""

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -104,7 +105,11 @@ def _checked_experts(config: ModelConfig, directory: Path, experts: Iterable[int
     return chosen
 
 
-def load_model(directory: str | Path, experts: Iterable[int] | None = None) -> Model:
+def load_model(
+    directory: str | Path,
+    experts: Iterable[int] | None = None,
+    quantization: Literal["int8"] | None = None,
+) -> Model:
     """Open a checkpoint directory (`config.json`, safetensors single or sharded).
 
     Weights stay views of the mapped files: ranks on one host share the pages. Torch is set to one thread,
@@ -113,12 +118,14 @@ def load_model(directory: str | Path, experts: Iterable[int] | None = None) -> M
     Args:
         directory: the checkpoint.
         experts: logical routed experts to open in every MoE layer; None for all. Others need not be present.
+        quantization: "int8" computes projections, MLPs and experts in INT8 and keeps latents so (`int8.py`);
+            router, embedding, head and the absorbed products stay float32.
 
     Raises:
         UsageError: missing files, a tensor that is missing, misshapen, cut short or not float32 (named, with
             its file), an unsupported configuration, or an expert that does not exist.
     """
-    config = ModelConfig.from_hf(directory)
+    config = ModelConfig.from_hf(directory).model_copy(update={"quantization": quantization})
     chosen = range(config.n_routed_experts) if experts is None else experts
     torch.set_num_threads(1)
     return Model(config, CheckpointFiles(directory), chosen)

@@ -64,7 +64,11 @@ class ReferenceResult:
 
 def routed_experts(layer: Layer, h: torch.Tensor) -> torch.Tensor:
     """The routed part of a MoE layer for normed rows [n, hidden]: route, experts, ordered sum."""
-    idx, weights = layer.route(h)
+    return chosen_experts(layer, h, *layer.route(h))
+
+
+def chosen_experts(layer: Layer, h: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same with experts idx int64 [n, k], ascending in a row, and weights float32 [n, k]."""
     top_k = idx.shape[1]
     flat = idx.flatten().numpy()
     order = np.argsort(flat, kind="stable")

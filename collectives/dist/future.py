@@ -2,10 +2,11 @@
 
 A rank has one thread, and a work passes only while that thread waits. torch's own `Future.wait` sleeps until
 another thread completes it, which here nobody would. So these futures, and those made of them by `then`,
-finish their works when they are waited for or looked at from Python. C++ waits in two places: the reducer of
-DistributedDataParallel at the end of a backward pass, for which futures asked for *during* one finish in a
-callback of the autograd engine that comes before the reducer's (`at_end_of_backward`); and
-`torch.futures.collect_all`, which is wrapped.
+finish their works when they are waited for or looked at from Python. C++ waits in three places: the reducer
+of DistributedDataParallel at the end of a backward pass, for which futures asked for *during* one finish in
+a callback of the autograd engine that comes before the reducer's (`at_end_of_backward`); the reducer again
+in the first pass of a static graph, which asks and waits in one callback, so works finish when they are
+asked for their futures; and `torch.futures.collect_all`. The latter two are wrapped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.futures
+from torch._C import _distributed_c10d as c10d
 
 _Base: Any = torch.futures.Future
 
@@ -53,6 +55,31 @@ class WorkFuture(_Base):  # type: ignore[misc]
 
         self.add_done_callback(follow)
         return child
+
+
+class _Waiting:
+    """Whether C++ waits for futures as soon as it has them."""
+
+    at_once = False
+
+
+def waits_at_once() -> bool:
+    """Whether who asks for a future now will wait for it in C++, where nobody could finish it."""
+    return _Waiting.at_once
+
+
+def _wrap_reducer() -> None:
+    reducer: Any = c10d.Reducer
+    delayed = reducer._delay_all_reduce
+
+    def all_at_once(self: Any) -> Any:
+        _Waiting.at_once = True
+        try:
+            return delayed(self)
+        finally:
+            _Waiting.at_once = False
+
+    reducer._delay_all_reduce = all_at_once
 
 
 def at_end_of_backward(finish: Callable[[], None]) -> bool:
@@ -94,3 +121,4 @@ def wait_all(futures: Any) -> list[Any]:
 
 
 torch.futures.collect_all, torch.futures.wait_all = collect_all, wait_all
+_wrap_reducer()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from collectives.dist.future import WorkFuture, at_end_of_backward
+from collectives.dist.future import WorkFuture, at_end_of_backward, waits_at_once
 
 PS_PER_MICROSECOND = 1_000_000
 _NO_TIMEOUT = timedelta(0)
@@ -107,6 +107,8 @@ class Handle(_Base):  # type: ignore[misc]
             self._future = WorkFuture(self._finish_quietly, self._look)
             if self._complete or self._failure is not None:
                 self._settle_future()
+            elif waits_at_once():
+                self._finish_quietly()
             else:
                 at_end_of_backward(self.synchronize)
         return self._future

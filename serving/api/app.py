@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serving.api.completions import Completions
 from serving.api.engine_client import EngineClient
 from serving.api.errors import ApiError, bad_request
-from serving.api.intake import Intake
+from serving.api.intake import Asked, Intake
 from serving.api.prom import Metrics
 from serving.api.protocol import (
     MOST_BODY_BYTES,
@@ -37,6 +37,8 @@ from serving.api.tokenizer import GenerationDefaults, Tokenizer
 from serving.model.stopping import TokenBytes
 
 ARRIVAL_HEADER = "X-Superpod-Arrival-Ps"
+_LONG = 1 << 15
+"""Bytes of a body whose prompt is read in a thread of its own."""
 _MOST_PS = (1 << 63) - 1
 _OPEN_PATHS = ("/health", "/ping", "/metrics", "/version")
 
@@ -164,17 +166,26 @@ def _add_status(app: FastAPI, parts: Parts) -> None:
 def _add_generation(app: FastAPI, client: EngineClient, intake: Intake, completions: Completions) -> None:
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        body = parse_body(CompletionBody, parse_object(await read_body(request)))
+        raw = await read_body(request)
+        body = parse_body(CompletionBody, parse_object(raw))
         intake.check_model(body.model)
-        asked = intake.completion(body, _arrival(request, client.now_ps))
+        arrival_ps = _arrival(request, client.now_ps)
+        asked = await _aside(len(raw), lambda: intake.completion(body, arrival_ps))
         return await completions.answer(request, body, asked)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = parse_body(ChatBody, parse_object(await read_body(request)))
+        raw = await read_body(request)
+        body = parse_body(ChatBody, parse_object(raw))
         intake.check_model(body.model)
-        asked = intake.chat(body, _arrival(request, client.now_ps))
+        arrival_ps = _arrival(request, client.now_ps)
+        asked = await _aside(len(raw), lambda: intake.chat(body, arrival_ps))
         return await completions.answer(request, body, asked)
+
+
+async def _aside(size: int, read: Callable[[], Asked]) -> Asked:
+    """Read a long prompt beside the event loop, so that others are not kept waiting; a short one at once."""
+    return read() if size < _LONG else await run_in_threadpool(read)
 
 
 def _arrival(request: Request, now_ps: int) -> int | None:

@@ -50,21 +50,16 @@ class Completions:
             raise bad_request("stream_options needs stream to be true", param="stream_options")
         tickets = self._client.submit(asked.make)
         call = _Call(self, body, asked, tickets)
-        if not body.stream:
-            return await self._whole(request, call)
         try:
-            first = await _unless_left(request, call.next())
-        except ApiError:
-            self._client.abort(tickets)
-            raise
-        return _Stream(call, first)
-
-    async def _whole(self, request: Request, call: _Call) -> Response:
-        try:
+            if body.stream:
+                return _Stream(call, await _unless_left(request, call.next()))
             await _unless_left(request, call.all())
-        except ApiError:
-            self._client.abort(call.tickets)
+        except BaseException:
+            call.close()
             raise
+        return self._whole(call)
+
+    def _whole(self, call: _Call) -> Response:
         times = virtual_times(call.answers)
         headers = {
             "X-Superpod-Arrival-Ps": str(times["arrival_ps"]),

@@ -342,3 +342,38 @@ def test_tokenize_and_back(tokenizer: Tokenizer) -> None:
     assert post(app, "/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": "<bos>the ü"}
     chat = post(app, "/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json()
     assert tokenizer.decode(chat["tokens"], False) == "<bos><user>x<assistant>"
+
+
+GENERATORS: list[tuple[str, dict[str, Any]]] = [
+    (  # vllm bench serve, openai
+        COMPLETIONS,
+        {
+            "model": "tiny", "prompt": "x", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 3,
+            "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
+        },
+    ),
+    (  # vllm bench serve, openai-chat
+        CHAT,
+        {
+            "model": "tiny", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+            "max_completion_tokens": 3, "stream": True, "stream_options": {"include_usage": True},
+            "temperature": 0.0, "ignore_eos": True,
+        },
+    ),
+    (  # guidellm
+        CHAT,
+        {
+            "model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3,
+            "max_completion_tokens": 3, "stop": None, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+]  # fmt: skip
+"""What load generators send (sources: vllm `benchmarks/lib/endpoint_request_func.py`, guidellm's backend)."""
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATORS)
+def test_bodies_of_load_generators(tokenizer: Tokenizer, path: str, body: dict[str, Any]) -> None:
+    text = post(app_of(FakeEngine(ids), tokenizer), path, body).text
+    events = [json.loads(line[6:]) for line in text.strip().split("\n\n")[:-1]]
+    assert events[-1]["usage"]["completion_tokens"] == 3 and events[-1]["choices"] == []

@@ -133,7 +133,7 @@ def main() -> None:
             f"{gain:.2f}" + (f" ({known[0]})" if known else ""),
             f"{cut:.1f}" + (f" ({known[1]})" if known else ""), f"{case['load_ms']:.1f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=110).print(table)
     ratio = cases[90, "ub"]["tokens_per_s"] / cases[90, "vpc"]["tokens_per_s"]
     print(f"UB over VPC at 90 %: {ratio:.2f} (published: up to {PUBLISHED_UB_OVER_VPC}), a prediction")
     if given.json is not None:

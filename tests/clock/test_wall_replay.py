@@ -56,6 +56,7 @@ def test_a_replay_answers_the_same_and_sleeps_its_duration_once(tmp_path: Path) 
     assert wall["host"]["ranks_wall_s"] >= slept_s
 
 
+@pytest.mark.sweep
 def test_decode_sleeps_its_steps_and_not_the_filling(tmp_path: Path) -> None:
     """Fails (does not end in time) on a build that starts the clock before the contexts are filled."""
     words = ["decode", "-n", "2", "--batch", "16", "--context", "4096", "--steps", "1"]

@@ -102,7 +102,7 @@ report(seen=seen, now=device.now_ps)
 """
 
 
-@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("engine", ["c", pytest.param("python", marks=pytest.mark.sweep)])
 def test_survivors_make_new_groups(engine):
     """open-mpi/ompi #13915, pmodels/mpich #2198. All are told at the same virtual time, whenever the host saw
     the deaths; a second run of them gives the same times. Windows and expert buffers of the living: shown to

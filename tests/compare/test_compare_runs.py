@@ -68,7 +68,7 @@ def test_dispatch_has_the_predicted_transactions(size: int, tmp_path: Path) -> N
     check_dispatch(4, size, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_dispatch_at_sixty_four_ranks(tmp_path: Path) -> None:
     check_dispatch(64, 1920, tmp_path)
 

@@ -16,7 +16,7 @@ FIRST = int(os.environ.get("SUPERPOD_ENGINE_FIRST", "0"))
 pytestmark = pytest.mark.multirank
 
 
-SAMPLE = [(FIRST, min(COUNT, 10)), pytest.param((FIRST + 10, COUNT - 10), marks=pytest.mark.sweep)]
+SAMPLE = [(FIRST, min(COUNT, 6)), pytest.param((FIRST + 6, COUNT - 6), marks=pytest.mark.sweep)]
 
 
 @pytest.mark.parametrize("seeds", SAMPLE, ids=lambda seeds: f"{seeds[1]} from {seeds[0]}")

@@ -33,7 +33,9 @@ def test_fault_run(sandbox: Sandbox) -> None:
     assert second.endswith("3 survivors of 4")
 
 
-@pytest.mark.parametrize("name", ["serve_32.sh", "serve_384.sh", "slurm.sbatch"])
+@pytest.mark.parametrize(
+    "name", ["serve_32.sh", pytest.param("serve_384.sh", marks=pytest.mark.sweep), "slurm.sbatch"]
+)
 def test_serve(sandbox: Sandbox, name: str) -> None:
     small = {"RANKS": "2", "REQUESTS": "2", "MAX_OUTPUT": "2", "SCRIPTS": str(SCRIPTS)}
     out = run(sandbox, name, "--no-memory-check", **small)

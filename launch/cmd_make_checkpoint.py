@@ -1,11 +1,14 @@
 """`superpod make-checkpoint`: write a random model in Hugging Face format."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from emulator.errors import UsageError
+
+if TYPE_CHECKING:
+    from serving.model.config import ModelConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -34,24 +37,28 @@ def make_checkpoint_command(
         int | None,
         typer.Option(help="With --expert-skew: hot experts move so often in a replay of this model."),
     ] = None,
+    mtp_layers: Annotated[
+        int, typer.Option("--mtp-layers", min=0, max=2, help="Draft layers for speculative decoding.")
+    ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> int:
     """Write a seeded random model: config.json and safetensors."""
     from serving import model  # torch takes a second: only this command needs it
 
+    made = _with_draft_layers(model.preset_config(preset), mtp_layers)
     if drift is not None:
         if expert_skew is None or balance_router:
             raise UsageError("--drift moves hot experts: give --expert-skew as well, and no --balance-router")
         config = model.make_drifting_checkpoint(
-            directory, preset, seed, skew=expert_skew, sections=drift, overwrite=overwrite
+            directory, made, seed, skew=expert_skew, sections=drift, overwrite=overwrite
         )
     elif expert_skew is None:
         make = model.make_balanced_checkpoint if balance_router else model.make_checkpoint
-        config = make(directory, preset, seed, overwrite=overwrite)
+        config = make(directory, made, seed, overwrite=overwrite)
     elif balance_router:
         raise UsageError("--expert-skew and --balance-router: the bias cannot be both; leave one out")
     else:
-        config = model.make_skewed_checkpoint(directory, preset, seed, skew=expert_skew, overwrite=overwrite)
+        config = model.make_skewed_checkpoint(directory, made, seed, skew=expert_skew, overwrite=overwrite)
     if tokenizer:
         from serving.api.made_tokenizer import make_tokenizer
 
@@ -59,3 +66,9 @@ def make_checkpoint_command(
     layers, experts = config.num_hidden_layers, config.n_routed_experts
     typer.echo(f"{directory}: {preset}, seed {seed}, {layers} layers, {experts} routed experts")
     return 0
+
+
+def _with_draft_layers(config: "ModelConfig", layers: int) -> "ModelConfig":
+    if layers and config.model_type != "deepseek_v3":
+        raise UsageError(f"--mtp-layers {layers}: a model of type {config.model_type} has no draft layers")
+    return config.model_copy(update={"num_nextn_predict_layers": layers})

@@ -93,6 +93,33 @@ def layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
     return shapes | mlp_shapes(config, f"{prefix}.mlp.shared_experts", shared_width)
 
 
+def mtp_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    """Names and shapes of a whole draft layer: a decoder layer, and what joins and reads it."""
+    prefix, hidden, vocab = f"model.layers.{layer}", config.hidden_size, config.vocab_size
+    shapes = layer_shapes(config, layer)
+    for expert in range(config.n_routed_experts):
+        shapes |= expert_shapes(config, layer, expert)
+    return shapes | {
+        f"{prefix}.embed_tokens.weight": (vocab, hidden),
+        f"{prefix}.enorm.weight": (hidden,),
+        f"{prefix}.hnorm.weight": (hidden,),
+        f"{prefix}.eh_proj.weight": (hidden, 2 * hidden),
+        f"{prefix}.shared_head.norm.weight": (hidden,),
+        f"{prefix}.shared_head.head.weight": (vocab, hidden),
+    }
+
+
+def _main_name(config: ModelConfig, name: str) -> str:
+    """Draft layers share embedding and head with the main model: they get its values."""
+    if not name.startswith("model.layers."):
+        return name
+    if name.endswith(".embed_tokens.weight"):
+        return "model.embed_tokens.weight"
+    if name.endswith(".shared_head.head.weight"):
+        return "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    return name
+
+
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor of a checkpoint, by name, in a fixed order."""
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
@@ -101,6 +128,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
         if config.is_moe(layer):
             for expert in range(config.n_routed_experts):
                 shapes |= expert_shapes(config, layer, expert)
+    for layer in range(config.num_hidden_layers, config.num_hidden_layers + config.num_nextn_predict_layers):
+        shapes |= mtp_shapes(config, layer)
     shapes["model.norm.weight"] = (config.hidden_size,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
@@ -121,6 +150,7 @@ def _scale(config: ModelConfig, name: str, shape: Shape) -> float:
 
 def _random_tensor(config: ModelConfig, name: str, shape: Shape, seed: int) -> torch.Tensor:
     """Each tensor has its own generator: its values depend on the seed, its name and its shape only."""
+    name = _main_name(config, name)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     values = torch.randn(shape, generator=generator, dtype=torch.float32)

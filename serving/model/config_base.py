@@ -69,6 +69,9 @@ class ModelConfig(BaseModel):
     eos_token_id: int | None = None
     quantization: Literal["int8"] | None = Field(default=None, exclude=True)
     """How this process computes it; no property of the checkpoint."""
+    mtp_layers: int = Field(default=0, ge=0, exclude=True)
+    """Draft layers this process computes (`mtp.py`), of the checkpoint's `num_nextn_predict_layers`."""
+    num_nextn_predict_layers: int = Field(default=0, ge=0)
     vocab_sections: int = Field(default=1, gt=0)
     """Of a made model whose hot experts drift (`serving.model.drift`); no key of published models."""
 
@@ -88,6 +91,11 @@ class ModelConfig(BaseModel):
                 "experts of the chosen groups"
             )
         return self
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that keep a cache: the main ones and the draft layers that are computed."""
+        return self.num_hidden_layers + self.mtp_layers
 
     @property
     @abstractmethod

@@ -72,7 +72,6 @@ class DeepseekV3Config(ModelConfig):
             "model_type": self.model_type,
             **self.hf_fields(),
             "num_key_value_heads": self.num_attention_heads,
-            "num_nextn_predict_layers": 0,
             "rope_scaling": self.hf_rope(),
             "hidden_act": "silu",
             "scoring_func": "sigmoid",

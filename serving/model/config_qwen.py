@@ -76,7 +76,7 @@ class Qwen3MoeConfig(ModelConfig):
     def to_hf(self) -> dict[str, Any]:
         """The Hugging Face `config.json` content for this model, float32."""
         ours = {"first_k_dense_replace", "n_routed_experts", "n_shared_experts", "n_group"}
-        ours |= {"topk_group", "routed_scaling_factor", "rope_interleave"}
+        ours |= {"num_nextn_predict_layers", "topk_group", "routed_scaling_factor", "rope_interleave"}
         return {
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": self.model_type,

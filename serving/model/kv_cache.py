@@ -68,7 +68,7 @@ class PagedKV:
             raise UsageError(f"KV cache needs at least one page of one token, got {num_pages} of {page_size}")
         self.page_size = page_size
         self.num_pages = num_pages
-        shape = (config.num_hidden_layers, num_pages + 1, page_size, row_width(config))
+        shape = (config.kv_layers, num_pages + 1, page_size, row_width(config))
         self.pages = _untouched_zeros(shape)
         self._prepared = 0
         self._prepare(_PADDING_PAGE)

@@ -11,6 +11,7 @@ from emulator.errors import UsageError
 from serving.model.config import ModelConfig
 from serving.model.kv_cache import PagedKV, Segment
 from serving.model.layers import Layer
+from serving.model.mtp import MtpLayer
 from serving.model.norm import RMSNorm
 from serving.model.plan import KEY_BLOCK, TILE_QUERIES, StepPlan, make_plan
 from serving.model.rope import RotaryTables
@@ -35,12 +36,24 @@ class Model:
         self.layers = tuple(
             Layer(config, files, index, chosen, self.proofs) for index in range(config.num_hidden_layers)
         )
+        self.mtp = tuple(self._mtp_layer(depth, chosen) for depth in range(1, config.mtp_layers + 1))
+        """Draft layers, in order."""
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = files.tensor("model.embed_tokens.weight", *shape)
         self._norm = RMSNorm(files.tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps)
         head = self._embedding if config.tie_word_embeddings else files.tensor("lm_head.weight", *shape)
         self._head = head.t()
         self._logits = RowFunction("logits", self._logits_rows, self.proofs)
+        self._normed = RowFunction("norm.last", lambda x: (self._norm(x),), self.proofs)
+
+    def _mtp_layer(self, depth: int, experts: Iterable[int]) -> MtpLayer:
+        index = self.config.num_hidden_layers + depth - 1
+        layer = Layer(self.config, self.files, index, experts, self.proofs)
+        return MtpLayer(self.config, self.files, depth, layer, self.proofs)
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """The final norm alone, which draft layers begin with: float32 [n, hidden] to the same."""
+        return self._normed(x)[0]
 
     def layer(self, index: int) -> Layer:
         """Layer `index`, from 0."""
@@ -53,7 +66,7 @@ class Model:
             UsageError: an expert that does not exist, or a tensor of one that is missing or misshapen.
         """
         chosen = _checked_experts(self.config, self.files.directory, experts)
-        for layer in self.layers:
+        for layer in (*self.layers, *(mtp.layer for mtp in self.mtp)):
             layer.open_experts(chosen)
 
     def prove(self, longest: int) -> None:
@@ -105,10 +118,25 @@ def _checked_experts(config: ModelConfig, directory: Path, experts: Iterable[int
     return chosen
 
 
+def with_mtp(config: ModelConfig, layers: int, source: str) -> ModelConfig:
+    """The configuration with so many draft layers computed.
+
+    Raises:
+        UsageError: the checkpoint has fewer.
+    """
+    if layers > config.num_nextn_predict_layers:
+        raise UsageError(
+            f"--mtp {layers}: {source} has num_nextn_predict_layers={config.num_nextn_predict_layers}; "
+            "superpod make-checkpoint --mtp-layers makes some"
+        )
+    return config.model_copy(update={"mtp_layers": layers})
+
+
 def load_model(
     directory: str | Path,
     experts: Iterable[int] | None = None,
     quantization: Literal["int8"] | None = None,
+    mtp_layers: int = 0,
 ) -> Model:
     """Open a checkpoint directory (`config.json`, safetensors single or sharded).
 
@@ -120,12 +148,14 @@ def load_model(
         experts: logical routed experts to open in every MoE layer; None for all. Others need not be present.
         quantization: "int8" computes projections, MLPs and experts in INT8 and keeps latents so (`int8.py`);
             router, embedding, head and the absorbed products stay float32.
+        mtp_layers: draft layers to open.
 
     Raises:
         UsageError: missing files, a tensor that is missing, misshapen, cut short or not float32 (named, with
             its file), an unsupported configuration, or an expert that does not exist.
     """
-    config = ModelConfig.from_hf(directory).model_copy(update={"quantization": quantization})
+    config = with_mtp(ModelConfig.from_hf(directory), mtp_layers, str(directory))
+    config = config.model_copy(update={"quantization": quantization})
     chosen = range(config.n_routed_experts) if experts is None else experts
     torch.set_num_threads(1)
     return Model(config, CheckpointFiles(directory), chosen)

@@ -153,5 +153,6 @@ def check_batch(batched_tokens: int, max_seqs: int) -> None:
         raise UsageError(f"--max-num-seqs {max_seqs} must be at least 1")
     if batched_tokens < max_seqs:
         raise UsageError(
-            f"--max-num-batched-tokens {batched_tokens} must be at least the {max_seqs} requests that may run at once"
+            f"--max-num-batched-tokens {batched_tokens} must be at least the {max_seqs} requests that may "
+            "run at once"
         )

@@ -43,8 +43,8 @@ class SchedulerLimits:
         """
         if self.batched_tokens < scale:
             raise UsageError(
-                f"--max-num-batched-tokens {self.batched_tokens} is below the token scale {scale}: no prompt token "
-                f"would ever fit into a step; the least is {scale}"
+                f"--max-num-batched-tokens {self.batched_tokens} is below the token scale {scale}: no prompt "
+                f"token would ever fit into a step; the least is {scale}"
             )
         return min(self.batched_tokens, self.max_seqs + self.batched_tokens // scale)
 

@@ -5,8 +5,9 @@ another thread completes it, which here nobody would. So these futures, and thos
 finish their works when they are waited for or looked at from Python. C++ waits in three places: the reducer
 of DistributedDataParallel at the end of a backward pass, for which futures asked for *during* one finish in
 a callback of the autograd engine that comes before the reducer's (`at_end_of_backward`); the reducer again
-in the first pass of a static graph, which asks and waits in one callback, so works finish when they are
-asked for their futures; and `torch.futures.collect_all`. The latter two are wrapped.
+where it asks and waits in one go (the first pass of a static graph) or hands out futures of its own (to ranks
+that have joined), so works finish there when they are asked for their futures; and
+`torch.futures.collect_all`. The latter two are wrapped.
 """
 
 from __future__ import annotations
@@ -68,18 +69,17 @@ def waits_at_once() -> bool:
     return _Waiting.at_once
 
 
-def _wrap_reducer() -> None:
-    reducer: Any = c10d.Reducer
-    delayed = reducer._delay_all_reduce
+def _finishing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, in which works finish when they are asked for their futures."""
 
-    def all_at_once(self: Any) -> Any:
+    def at_once(*arguments: Any) -> Any:
         _Waiting.at_once = True
         try:
-            return delayed(self)
+            return call(*arguments)
         finally:
             _Waiting.at_once = False
 
-    reducer._delay_all_reduce = all_at_once
+    return at_once
 
 
 def at_end_of_backward(finish: Callable[[], None]) -> bool:
@@ -121,4 +121,5 @@ def wait_all(futures: Any) -> list[Any]:
 
 
 torch.futures.collect_all, torch.futures.wait_all = collect_all, wait_all
-_wrap_reducer()
+for _name in ("_delay_all_reduce", "_run_allreduce_hook", "_run_comm_hook"):
+    setattr(c10d.Reducer, _name, _finishing(getattr(c10d.Reducer, _name)))

@@ -16,7 +16,8 @@ from serving.model.kv_cache import PagedKV
 from serving.model.layers import Layer, combine_in_order
 from serving.model.model import Model, load_model
 from serving.model.plan import StepPlan
-from serving.model.sampling import GREEDY, SamplingParams, sample
+from serving.model.sampling import GREEDY, SamplingParams, choose
+from serving.model.stopping import TokenBytes, finish_of
 
 __all__ = ["LogitHash", "ReferenceRequest", "ReferenceResult", "forward", "generate", "routed_experts"]
 
@@ -43,7 +44,8 @@ class LogitHash:
 class ReferenceRequest:
     """A prompt of token ids, the exact number of tokens to generate, and how to choose them.
 
-    `stop_token`, if given, ends the answer early; it is part of the answer.
+    `stop_token`, if given, ends the answer early, and so does what `params` say (`stopping.finish_of`, with
+    `table` for stop strings); what ends an answer is part of it.
     """
 
     prompt: Sequence[int]
@@ -52,6 +54,7 @@ class ReferenceRequest:
     seed: int = 0
     choice: int = 0
     stop_token: int | None = None
+    table: TokenBytes | None = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +113,14 @@ def _answer(model: Model, request: ReferenceRequest) -> ReferenceResult:
     kv = PagedKV(model.config, -(-length // _PAGE_SIZE), _PAGE_SIZE)
     digest = LogitHash()
     tokens: list[int] = []
+    prompt = np.asarray(request.prompt, np.int64)
     logits = _next_logits(model, kv, request.prompt)
     while True:
         digest.update(logits)
-        tokens.append(sample(logits, request.params, request.seed, request.choice, len(tokens)))
-        if len(tokens) == request.max_tokens or tokens[-1] == request.stop_token:
+        place = (request.seed, request.choice, len(tokens), prompt, tokens)
+        tokens.append(choose(logits, request.params, *place).token)
+        ended = finish_of(request.params, tokens, request.max_tokens, request.table) is not None
+        if ended or tokens[-1] == request.stop_token:
             return ReferenceResult(tuple(tokens), digest.hexdigest())
         logits = _next_logits(model, kv, tokens[-1:])
 

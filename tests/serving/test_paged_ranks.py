@@ -17,6 +17,7 @@ import pytest
 from ranks import BIN, MCA, MPIRUN, ROOT
 from replays import Model, lines, make_model, serve
 
+from launch.cli import main
 from launch.cmd_replay import Running, machine_config
 from serving.feed import Feed, FeedRequest
 from serving.job import PagingOptions, Progress, ReplayJob, read_results
@@ -171,8 +172,12 @@ def test_an_open_pod_serves_aborts_and_repeats_from_its_recording(tmp_path: Path
         assert told[i][0] == list(answer.tokens[: len(told[i][0])]), i
         assert len(told[i][0]) == 30 or i == 1
     assert [r["cache"]["aborted"] for r in read_results(pod.folder)] in ([1, 0], [0, 1])
-    again = serve(tmp_path / "again", pod.record, model, 2)
-    repeated = {e["id"]: e for rank in read_results(tmp_path / "again") for e in rank["requests"]}
-    assert {i: (e["tokens"], e["times_ps"], e["finish"]) for i, e in repeated.items()} == told
+    out = tmp_path / "again.json"
+    words = ["replay", "-n", "2", "--trace", str(pod.record), "--check-reference", "--json", str(out)]
+    assert main(words) == 0
+    again = json.loads(out.read_text())
+    repeated = {e["id"]: (e["tokens"], e["times_ps"], e["finish"]) for e in again["requests"]}
+    assert repeated == told
+    assert again["tokens_equal_reference"] is True and all(again["invariants"].values())
     preemptions = sum(result["cache"]["preemptions"] for result in read_results(pod.folder))
     assert again["cache"]["preemptions"] == preemptions > 0

@@ -22,8 +22,8 @@ from emulator.topology import Topology
 
 _REMOTE = (K_PUT, K_GET, K_WORD, K_SEND)
 _BLOCKING = ("quiet", "wait", "wait_get", "exchange_wait", "observe")
-_QUEUES = (1, 3)
-"""Owners (`emulator.posting`) whose queue pairs and jetties report a lost operation themselves."""
+_QUEUES = (1, 3, 5)
+"""Owners (`emulator.posting`) whose queue pairs, jetties and probes report a lost operation themselves."""
 _NOBODY = 1 << 30
 """A state word no rank has: an operation guarded by it ends with ST_LOST."""
 
@@ -42,12 +42,12 @@ class Links:
         self._unsaid: list[tuple[int, int]] = []
         self._crossed: dict[tuple[int, int], tuple[LinkFault, ...]] = {}
         self.retries, self.given_up = 0, list[tuple[int, int]]()
-        names = ("put", "get", "atomic", "post", "exchange", "exchange_post", *_BLOCKING)
+        names = ("put", "get", "atomic", "post", "exchange", "exchange_post", "schedule", *_BLOCKING)
         self._enter: dict[str, Callable[..., Any]] = {name: getattr(engine, name) for name in names}
         self._compute = engine.compute
         for name in names[:4]:
             setattr(engine, name, getattr(self, f"_{name}"))
-        for name in ("exchange", "exchange_post"):
+        for name in ("exchange", "exchange_post", "schedule"):
             setattr(engine, name, self._meeting(name))
         for name in _BLOCKING:
             setattr(engine, name, self._telling(name))

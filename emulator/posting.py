@@ -39,7 +39,7 @@ from emulator.transport import Bytes
 if TYPE_CHECKING:
     from emulator.device import Device
 
-OWNER_VERBS, OWNER_MESSAGES, OWNER_URMA, OWNER_WINDOWS = 1, 2, 3, 4
+OWNER_VERBS, OWNER_MESSAGES, OWNER_URMA, OWNER_WINDOWS, OWNER_PROBES = 1, 2, 3, 4, 5
 _OWNER_SHIFT = 56
 _CONTEXT_SHIFT = 32
 _KINDS = np.arange(K_CLOSE + 1)

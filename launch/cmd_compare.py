@@ -24,6 +24,7 @@ from emulator.profile import load_profile
 from launch import run
 from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
+from launch.compare_faults import compare_under
 from memsem.bench.labels import path_label
 from memsem.bench.shapes import parse_sizes
 
@@ -31,7 +32,7 @@ _DEFAULT_SIZES = {"pingpong": "8:4M", "halo": "64:1M", "dispatch": "512,1920,768
 _DEFAULT_REPEAT = {"pingpong": 4, "halo": 4, "dispatch": 4, "kv-transfer": 8}
 _REPEATED = {"pingpong": "round trips", "halo": "steps", "dispatch": "tokens a rank", "kv-transfer": "layers"}
 _HEAP, _WORDS = 4 << 20, 1024
-_PAGE = 4096
+_PAGE, _TRANSFERS = 4096, 40
 _LARGEST, _MOST_REPEATED, _MOST_ROOM = 256 << 20, 10_000, 4 << 30
 """Largest message in bytes, most of `--repeat`, and the most bytes of a rank's heap: beyond them a comparison
 takes more memory or hours than anybody means."""
@@ -44,7 +45,9 @@ def register(app: typer.Typer) -> None:
 
 
 def compare_command(
-    op: Annotated[str, typer.Option(help="halo, dispatch, kv-transfer or pingpong.")],
+    op: Annotated[
+        str | None, typer.Option(help="halo, dispatch, kv-transfer or pingpong (not with --faults).")
+    ] = None,
     num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")] = 2,
     sizes: Annotated[
         str | None, typer.Option(help="Message sizes (dispatch: of a row), 8:4M or 8,64.")
@@ -57,13 +60,19 @@ def compare_command(
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
     mpi_over: Annotated[str, typer.Option(help="Plane of messages: ub, rdma or vpc.")] = "ub",
     delivery: Annotated[str, typer.Option(help="natural or adversarial.")] = "natural",
+    faults: Annotated[
+        Path | None,
+        typer.Option(help="Send transfers under this fault plan: what each path lets one notice."),
+    ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write everything here.")] = None,
     plot_out: Annotated[
         Path | None, typer.Option("--plot", help="Draw time and bandwidth: .png or .svg.")
     ] = None,
 ) -> int:
     """Run one workload over three ways of moving bytes and say what each contract costs."""
-    check_choice("--op", op, tuple(WORKLOADS))
+    if (op is None) == (faults is None):
+        raise UsageError("compare: give --op (a workload), or --faults (a plan)")
+    check_choice("--op", op or "pingpong", tuple(WORKLOADS))
     check_choice("--transport", transport, ("shared", "rma"))
     check_choice("--mpi-over", mpi_over, ("ub", "rdma", "vpc"))
     check_choice("--delivery", delivery, ("natural", "adversarial"))
@@ -80,6 +89,11 @@ def compare_command(
             raise UsageError(f"--paths {paths}: {path_name} is named twice")
     settings = parse_set(overrides or [])
     check_pod(num_ranks, pod, settings)
+    if faults is not None:
+        machine = {"profile": pod, "set": settings, "mpi_over": mpi_over, "seed": seed}
+        given = parse_sizes(sizes or "64K")
+        return compare_under(faults, num_ranks, given[0], repeat or _TRANSFERS, machine, json_out)
+    assert op is not None
     spec: dict[str, Any] = {
         "op": op,
         "sizes": parse_sizes(sizes or _DEFAULT_SIZES[op]),

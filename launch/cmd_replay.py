@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 
 from emulator.errors import SuperpodError, UsageError
+from emulator.faults import FaultPlan
 from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
@@ -45,7 +46,7 @@ from launch.paging_options import (
     paging_options,
     recorded_job,
 )
-from launch.recovery_options import Period, Timeout, Way, recovery_times
+from launch.recovery_options import Degraded, Period, Reload, Spares, Timeout, Way, policy, recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
 from serving.decode.settings import split_overrides
@@ -164,6 +165,9 @@ def register(app: typer.Typer) -> None:
             Path | None, typer.Option(help="Break things as this plan (TOML or JSON) says.")
         ] = None,
         recovery: Way = "restart",
+        spares: Spares = 0,
+        reload: Reload = True,
+        degraded: Degraded = False,
         heartbeat_period: Period = None,
         heartbeat_timeout: Timeout = None,
         progress: Annotated[
@@ -184,10 +188,11 @@ def register(app: typer.Typer) -> None:
             )
         plan_of_faults = None
         in_place = recovery_times(recovery, heartbeat_period, heartbeat_timeout)
-        if in_place is not None and faults is None:
-            raise UsageError("--recovery in-place: ranks die only under a plan; give --faults")
-        if faults is not None:
+        after = policy(num_ranks, in_place, spares, reload, degraded)
+        if faults is not None or in_place is not None:
             refuse_with_faults(transport, trace_out, schedule_out, schedule_from, compare_schedule, prepare)
+            plan_of_faults = FaultPlan()  # ranks may still be killed from outside
+        if faults is not None:
             plan_of_faults = load_checked(faults, num_ranks, pod, settings)
         check_sizes(num_ranks, dp_size, tp_size, ep_size)
         paging = paging_options(
@@ -221,11 +226,13 @@ def register(app: typer.Typer) -> None:
                 check_memory=memory_check,
                 sampling=SamplingParams(temperature, top_p=top_p),
                 schedule="" if fixed is None else str(place),
-                recovery=in_place,
                 eplb=eplb_options(eplb, eplb_step_interval),
                 paging=paging,
                 balancing=load_balancing,
                 quantization=quantization_of(quantization),
+                recovery=after.times,
+                spares=after.spares,
+                lost_experts=after.lost_experts,
             )
             if recorded:
                 assert trace is not None
@@ -249,13 +256,17 @@ def register(app: typer.Typer) -> None:
         return tell(result, json_out)
 
 
+_MAY_DIE = "--faults, --recovery in-place"
+
+
 def refuse_with_faults(transport: str, *others: Path | None) -> None:
-    """Refuse options that a replay under faults has no meaning for. Raises UsageError."""
+    """Refuse options that a replay in which ranks may die has no meaning for. Raises UsageError."""
     if transport != "shared":
-        raise UsageError(f"--faults: ranks die, which --transport {transport} cannot survive: use shared")
+        raise UsageError(f"{_MAY_DIE}: ranks die, which --transport {transport} cannot survive: use shared")
     if any(path is not None for path in others):
         raise UsageError(
-            "--faults: leave out --trace-out, --prepare, --schedule-out, --schedule-from, --compare-schedule"
+            f"{_MAY_DIE}: leave out --trace-out, --prepare, --schedule-out, --schedule-from, "
+            "--compare-schedule"
         )
 
 

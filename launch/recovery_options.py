@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,42 @@ Period = Annotated[
 Timeout = Annotated[
     float | None, typer.Option(help="... and after which a rank that is not heard of is declared dead (3).")
 ]
+
+Spares = Annotated[
+    int,
+    typer.Option(min=0, help="With --recovery in-place: so many of the ranks serve once another has died."),
+]
+
+
+Reload = Annotated[
+    bool,
+    typer.Option(
+        help="Whether survivors load a dead rank's experts; else requests that need one end with an error."
+    ),
+]
+Degraded = Annotated[
+    bool,
+    typer.Option("--allow-degraded", help="Leave lost experts out of routing; flags whom that touches."),
+]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What follows a death: the times of recovery in place (None: the pod restarts), spares, and what becomes
+    of experts no living rank holds (`serving.recovery.masks.LostExperts`)."""
+
+    times: RecoveryTimes | None = None
+    spares: int = 0
+    lost_experts: str = "load"
+
+
+def policy(num_ranks: int, times: RecoveryTimes | None, spares: int, reload: bool, degraded: bool) -> Policy:
+    """The policy that options ask for. Raises UsageError: what only recovery in place has; no rank serves."""
+    if times is None and (degraded or not reload or spares):
+        raise UsageError("--spares, --no-reload, --allow-degraded: only with --recovery in-place")
+    if spares >= num_ranks:
+        raise UsageError(f"--spares {spares} of {num_ranks} ranks: at most {num_ranks - 1}, one has to serve")
+    return Policy(times, spares, "mask" if degraded else "load" if reload else "fail")
 
 
 def recovery_times(

@@ -22,6 +22,7 @@ from emulator.faults.log import never_fired
 from emulator.profile import load_profile
 from emulator.topology import Topology
 from launch import paths
+from launch.chaos.degraded import masked_answers, touched_requests
 from launch.chaos.history import check
 from launch.chaos.report import record, summary
 from launch.chaos.rounds import PS_PER_S, Served, restart_times, serve
@@ -66,8 +67,11 @@ def replay_under(
         reference.wait()
         told = read_reference(own.path)
         answers = {entry["id"]: (tuple(entry["tokens"]), entry["logits_sha256"]) for entry in told}
+    touched = touched_requests(served)
+    if reference is not None:
+        answers |= masked_answers(touched, replay, own)
     violations = check(served, replay.specs, answers, _NO_DEADLINE)
-    entry = record(served, replay.specs, answers, violations, 0)
+    entry = record(served, replay.specs, answers, violations, 0, touched=touched)
     return _tell(served, entry, reference is not None, json_out)
 
 
@@ -88,6 +92,12 @@ def _tell(served: Served, entry: dict[str, Any], compared: bool, json_out: Path 
     for e in served.endings:
         if e.error is not None:
             print(f"superpod: error: request {e.request}: {e.error}", file=sys.stderr)
+    for request, facts in entry["degraded"].items():
+        print(
+            f"superpod: degraded: request {request}: without experts {facts['experts']} from output "
+            f"{facts['from_output']} on",
+            file=sys.stderr,
+        )
     for violation in entry["violations"]:
         print(f"superpod: broken: {violation}", file=sys.stderr)
     return 1 if entry["violations"] else 0
@@ -108,7 +118,7 @@ def fault_table(entry: Mapping[str, Any], numbers: Mapping[str, Any], compared: 
     ended = "as the reference" if compared else "without error"
     table.caption = (
         f"{entry['exact']} of {entry['requests']} requests ended {ended}, {entry['recomputed']} recomputed, "
-        f"{entry['failed']} failed, {len(entry['restarts'])} restarts, "
+        f"{len(entry['degraded'])} degraded, {entry['failed']} failed, {len(entry['restarts'])} restarts, "
         f"{len(entry['recoveries'])} recoveries in place; last token at "
         f"{entry['last_token_ps'] / PS_PER_S:.6f} s; {numbers['wall_s_a_plan']:.1f} s on this machine"
         + "".join(f"; clock: {clock_said(wall)}" for wall in entry.get("wall", []))

@@ -143,6 +143,10 @@ class Dispatcher:
     def _own(self, spec: RequestSpec, rank: int) -> None:
         self._owner[spec.request_id] = rank
 
+    def join(self, ranks: Sequence[int]) -> None:
+        """These ranks are given requests again."""
+        self._dead = [rank for rank in self._dead if rank not in ranks]
+
     def lose(self, dead: Sequence[int], has_ended: Callable[[RequestSpec], bool]) -> list[RequestSpec]:
         """These ranks are gone: their requests that have not ended are handed out again, before all others.
 

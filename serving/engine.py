@@ -13,7 +13,7 @@ A step, the same on all ranks:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -103,6 +103,10 @@ class RankRecord:
     """Counts of a paged cache (`serving.paged.CacheCounts`, and what its tiers moved)."""
     keep: bool = True
     """Whether requests and schedule are remembered to the end; an open server would grow with them."""
+    delivery: dict[str, int] = field(default_factory=dict)
+    """What became of the tokens sent to the front end (`serving.recovery.outbox`)."""
+    points: list[tuple[int, int, str]] = field(default_factory=list)
+    """When requests entered their states (`serving.recovery.points`), where the job asks for it."""
 
     def as_dict(self, rank: int, end_ps: int) -> dict[str, Any]:
         return {
@@ -119,6 +123,8 @@ class RankRecord:
             **({"recoveries": self.recoveries} if self.recoveries else {}),
             **({"balancing": self.balancing} if self.balancing else {}),
             **({"cache": self.cache} if self.cache else {}),
+            **({"delivery": self.delivery} if self.delivery else {}),
+            **({"points": self.points} if self.points else {}),
         }
 
     def ending(self, rank: int, request: Request) -> dict[str, Any]:
@@ -157,6 +163,8 @@ class ServingEngine:
         emitted: called with each request that has given a token, and the hash of its logits so far.
         lost: requests whose KV has been lost since it was asked last.
         between_steps: called on every rank before a step, with the time all agree on.
+        refused: requests that cannot be served exactly any more, and why; they end with that error.
+        strict: an output computed again must be what it was.
         open_request: makes the request that is handed to this rank.
         source: where requests come from beside the dispatcher's workload.
         outlet: who is told every token and every end.
@@ -194,6 +202,8 @@ class ServingEngine:
         self.outlet: Outlet = NoOutlet()
         self.stops: Callable[[Request], None] = lambda request: None
         self.count: Callable[[], None] = lambda: None
+        self.refused: Callable[[], Mapping[int, str]] = dict
+        self.strict = True
         self._in_flight: Sequence[Segment] = ()
 
     def run(self) -> None:
@@ -294,10 +304,14 @@ class ServingEngine:
         self._note(segments)
         lost = self._start_over()
         self._scheduler.complete(_others(segments, lost))
+        refused = self.refused()
         answers = [(segment.request, at) for segment in segments for at in segment.answers]
         for (request, position), row in zip(answers, logits, strict=True):
-            if request.spec.request_id not in lost:
+            if request.spec.request_id not in lost and request.spec.request_id not in refused:
                 self._append(request, position, row)
+        for segment in segments if refused else ():
+            if (reason := refused.get(segment.request.spec.request_id)) is not None:
+                segment.request.fail(reason)
         for request in self._scheduler.retire():
             self._finish(request)
 
@@ -347,7 +361,7 @@ class ServingEngine:
         digest.update(row.numpy().tobytes())
         token, logprobs = self._sampler(row, request, position)
         if position < len(request.outputs):
-            if token != request.outputs[position]:
+            if self.strict and token != request.outputs[position]:
                 raise InternalError(
                     f"request {request_id}: output {position} is {token} here and was "
                     f"{request.outputs[position]} on the rank that gave it",

@@ -89,6 +89,18 @@ class ExpertLink(Protocol):
         """`combine` of a rank without tokens, then `idle` of the layers that follow, in one sleep."""
 
 
+class Router(Protocol):
+    """Chooses experts in place of the layer (`serving.recovery.masks`)."""
+
+    def begin(self, segments: Sequence[Segment]) -> None:
+        """A step over these segments begins."""
+
+    def route(
+        self, layer: Layer, h: torch.Tensor, owners: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Layer.route`; row i is of request owners[i], at positions[i]."""
+
+
 class ComputeClock(Protocol):
     @property
     def now_ps(self) -> int: ...
@@ -128,6 +140,8 @@ class Forward:
         self.place([placement] * len(moe))
         self.observe: Observer | None = None
         """Who counts what tokens choose."""
+        self._serves = True
+        self.router: Router | None = None
         self._shared_column = np.array([placement.num_routed], dtype=np.int64)
 
     def place(self, tables: Sequence[Placement]) -> None:
@@ -138,6 +152,8 @@ class Forward:
     def step(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Compute one step over my batch; returns float32[answers of all segments, vocab] logits."""
         charge = self._charges.step(segments)
+        if self.router is not None:
+            self.router.begin(segments)
         self._compute("other", self._charges.step_overhead_ps)
         batch = _Batch(segments, self._model, self._kv)
         x = self._model.embed(batch.tokens)
@@ -155,6 +171,8 @@ class Forward:
 
     def idle(self) -> None:
         """Host my experts for a step in which I have no tokens."""
+        if not self._serves:
+            return
         self._compute("other", self._charges.step_overhead_ps)
         done, received = self._link.idle(self._idle_costs) if self._idle_costs else (0, None)
         while received is not None:
@@ -188,8 +206,9 @@ class Forward:
         for segment in segments:
             self._kv.truncate(segment.request.spec.request_id, segment.start)
 
-    def regroup(self, placement: Placement, charges: Charges) -> None:
-        """Go on with other experts in my slots, among other ranks."""
+    def regroup(self, placement: Placement, charges: Charges, serves: bool = True) -> None:
+        """Go on with other experts in my slots, among other ranks; or, if I do not serve, without me."""
+        self._serves = serves
         self._placement, self._charges = placement, charges
         self.place([placement] * len(self._moe_layers))
         self._idle_costs = [(charges.dispatch(0, k), charges.combine(0, k)) for k in self._moe_repeats]
@@ -198,7 +217,10 @@ class Forward:
         self, layer: Layer, plan: LayerPlan, x: torch.Tensor, batch: _Batch, charge: StepCharge
     ) -> torch.Tensor:
         h = layer.norm(x)
-        experts, weights = layer.route(h)
+        if self.router is None:
+            experts, weights = layer.route(h)
+        else:
+            experts, weights = self.router.route(layer, h, batch.owners, batch.positions)
         moe_index = plan.index - (len(self._plans) - len(self._moe_layers))
         if self.observe is not None:
             self.observe(moe_index, experts.numpy(), batch.shares)
@@ -279,6 +301,7 @@ class _Batch:
             raise InternalError("KV cache and scheduler disagree on where a sequence stands")
         self.plan = model.plan(appended, kv)
         self.positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
+        self.owners = np.repeat(np.array(self.requests, np.int64), [len(part) for part in parts])
         self.shares = np.array([share for s in segments for share in s.shares()], dtype=np.int64)
         ends = self.plan.last_rows.tolist()
         rows = [row for s, end in zip(segments, ends, strict=True) for row in _last(end, len(s.answers))]

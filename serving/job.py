@@ -98,6 +98,9 @@ class ReplayJob:
     whole life is reserved when it is admitted. balancing: which rank gets a request (`serving.balance`).
     feed: requests come from outside (`serving.feed`). record: where their recording is written; recording:
     the one that is read back. quantization: "int8", or None for float32.
+    spares: so many of the ranks, the last ones, serve only once
+    another has died, or they are called in. lost_experts: what becomes of experts no living rank holds
+    (`serving.recovery.masks.LostExperts`). note_states: report when requests enter their states.
     """
 
     model_dir: str
@@ -125,11 +128,19 @@ class ReplayJob:
     record: str = ""
     recording: str = ""
     quantization: Literal["int8"] | None = None
+    spares: int = 0
+    lost_experts: str = "load"
+    note_states: bool = False
 
     @property
     def is_open(self) -> bool:
         """Whether the requests are not known before the start."""
         return self.feed or bool(self.recording)
+
+    @property
+    def spare_ranks(self) -> range:
+        """Ranks that do not serve at first."""
+        return range(self.num_ranks - self.spares, self.num_ranks)
 
     @staticmethod
     def read(directory: str | Path) -> ReplayJob:

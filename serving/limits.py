@@ -9,7 +9,7 @@ from emulator.errors import UsageError
 from emulator.rows import RowFormat
 from serving.job import PagingOptions, ReplayJob
 from serving.model.config import ModelConfig
-from serving.placement import EMPTY, Placement, PlacementOptions, place_experts
+from serving.placement import EMPTY, Placement, PlacementOptions, place_experts, with_spares
 from serving.request import RequestSpec
 from serving.scheduler import SchedulerLimits
 
@@ -40,7 +40,9 @@ def job_placement(job: ReplayJob, config: ModelConfig) -> Placement:
             f"--shared-experts placed: a model of type {config.model_type} has none; take 'local'"
         )
     options = PlacementOptions(job.shared_experts, job.redundant_experts)
-    return place_experts(job.num_ranks, config.n_routed_experts, config.num_experts_per_tok, options)
+    top_k = config.num_experts_per_tok
+    placed = place_experts(job.num_ranks - job.spares, config.n_routed_experts, top_k, options)
+    return with_spares(placed, job.spares) if job.spares else placed
 
 
 def job_limits(

@@ -41,7 +41,10 @@ class PodStatus:
         return words
 
     def regroup(self, living: Sequence[int]) -> None:
-        """Go on among these ranks, after a change of membership."""
+        """Go on among these ranks, if they are others: after a change of membership."""
+        known = range(self._device.num_ranks) if self._members is None else self._members.tolist()
+        if list(known) == list(living):
+            return
         self._members = np.array(living, np.int32)
         self._device.open_group(self._channel, self._members)
 

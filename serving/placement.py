@@ -138,12 +138,19 @@ def _tabulate(held: list[list[int]], slots: int, num_routed: int, options: Place
 def placement_of(
     slot_expert: NDArray[np.int64], num_routed: int, num_experts: int, options: PlacementOptions
 ) -> Placement:
-    """The placement that has these experts in its slots, every expert somewhere."""
+    """The placement that has these experts in its slots. Nobody may route to one that is nowhere."""
     where: list[list[int]] = [[] for _ in range(num_experts)]
     for slot, expert in enumerate(slot_expert.reshape(-1).tolist()):
         if expert != EMPTY:
             where[expert].append(slot)
     most = max(len(replicas) for replicas in where)
-    replica_slots = np.array([[w[i % len(w)] for i in range(most)] for w in where], dtype=np.int64)
+    replica_slots = np.array([[w[i % len(w)] if w else EMPTY for i in range(most)] for w in where], np.int64)
     num_replicas = np.array([len(w) for w in where], dtype=np.int64)
     return Placement(num_routed, options, slot_expert, replica_slots, num_replicas)
+
+
+def with_spares(placement: Placement, spares: int) -> Placement:
+    """The same with so many more ranks that hold nothing."""
+    empty = np.full((spares, placement.slots_per_rank), EMPTY, dtype=np.int64)
+    slots = np.concatenate([placement.slot_expert, empty])
+    return placement_of(slots, placement.num_routed, len(placement.num_replicas), placement.options)

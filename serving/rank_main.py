@@ -35,8 +35,13 @@ from serving.prefix_price import PrefillPrice
 from serving.pricing import PricedModel
 from serving.recovery.beats import BeatingClock, BeatingStatus, Beats
 from serving.recovery.in_place import Recovery
+from serving.recovery.masks import LostExperts, Masks
+from serving.recovery.outbox import Outbox
 from serving.recovery.pages import PageFaults
+from serving.recovery.pids import note_pid
 from serving.recovery.placement import widened
+from serving.recovery.points import Points
+from serving.recovery.roles import RoleFaults, Roles
 from serving.recovery.stream import TokenStream
 from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler
@@ -89,6 +94,8 @@ def serve_on(
         return
     if device.faults.active and common.job.recovery is None:
         engine.ended = lambda request: append_ending(directory, record.ending(device.rank, request))
+    if common.job.recovery is not None:
+        note_pid(directory, device.rank)
     start_ps = device.now_ps
     record.time.add("other", start_ps)
     give_back()  # what start-up has touched; the first step is the largest
@@ -217,7 +224,11 @@ def build(
     status: StatusBoard = pod_status
     if job.recovery is not None:
         beats = Beats(device, job.recovery)
-        status, clock = BeatingStatus(pod_status, beats), BeatingClock(device, beats, job.recovery.period_ps)
+        outbox = Outbox(device, job.recovery.ask_again_ps)
+        roles = Roles(device.rank, list(range(device.num_ranks)), set(job.spare_ranks))
+        RoleFaults(roles, device.faults)
+        status = BeatingStatus(pod_status, beats, outbox, roles)
+        clock = BeatingClock(device, beats, job.recovery.period_ps)
     engine = ServingEngine(
         rank=device.rank,
         clock=clock,
@@ -231,7 +242,7 @@ def build(
     )
     engine.count = partial(_count_cache, record, scheduler, forward, kv)
     _connect(job, engine, directory, device.rank)
-    engine.faults = forward.faults = device.faults
+    engine.faults = forward.faults = Points(device, record.points) if job.note_states else device.faults
     page_faults = PageFaults(kv, device, record.page_faults)
     engine.lost = page_faults.take
     device.faults.on("page_fault", page_faults.strike)
@@ -240,17 +251,28 @@ def build(
     if job.recovery is None:
         return engine, record, kv, engine.run
 
-    def regroup(living: Sequence[int], placement: Placement) -> None:
+    def regroup(roles: Roles, placement: Placement) -> None:
+        serves = device.rank not in roles.out
         opened = (e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
         model.open_experts(opened)
-        charges = Charges(priced, len(living), shared_local=not placement.shared_placed)
+        charges = Charges(priced, len(roles.members), shared_local=not placement.shared_placed)
         charges.prefill = prefill
-        forward.regroup(placement, charges)
-        pod_status.regroup(living)
-        link.regroup(living)
-        beats.regroup(living)
+        forward.regroup(placement, charges, serves)
+        pod_status.regroup(roles.living)
+        if serves:
+            link.regroup(roles.members)
+        beats.regroup(roles.living)
+        outbox.regroup(roles.living)
 
+    if roles.out:
+        regroup(roles, placement)
+    masks = Masks(LostExperts(job.lost_experts))
+    if masks.policy != LostExperts.LOAD:
+        forward.router, engine.refused = masks, masks.refused
+        engine.strict = masks.policy != LostExperts.MASK
     stream = TokenStream(directory, specs)
     parts_of = (device, engine, dispatcher, placement, stream, job.recovery, record)
-    recovery = Recovery(*parts_of, regroup, meet=status.exchange, beats=beats)
+    recovery = Recovery(
+        *parts_of, regroup, meet=status.exchange, beats=beats, outbox=outbox, roles=roles, masks=masks
+    )
     return engine, record, kv, recovery.run

@@ -1,7 +1,18 @@
 """Faults on purpose: plans (pure), the generator (pure), and each rank's injector."""
 
-from emulator.faults.injector import Faults, Injector, NoFaults
+from emulator.faults.injector import NOT_NOW, Faults, Injector, NoFaults, Undo
 from emulator.faults.kinds import KINDS, STATES
 from emulator.faults.plan import AtRequest, Fault, FaultPlan
 
-__all__ = ["KINDS", "STATES", "AtRequest", "Fault", "FaultPlan", "Faults", "Injector", "NoFaults"]
+__all__ = [
+    "KINDS",
+    "NOT_NOW",
+    "STATES",
+    "AtRequest",
+    "Fault",
+    "FaultPlan",
+    "Faults",
+    "Injector",
+    "NoFaults",
+    "Undo",
+]

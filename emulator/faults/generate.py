@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from emulator.faults.kinds import KILLS, KINDS, STATES
+from emulator.faults.links import LINK_KINDS
 from emulator.faults.plan import AtRequest, Fault, FaultPlan, draw
 
 INJECTED = tuple(name for name, row in KINDS.items() if row.owner == "injector")
 """Kinds that need no layer above the injector."""
 SERVED = ("page_fault",)
 """Kinds that serving carries out."""
-BEATEN = ("stale_heartbeat",)
-"""Kinds that heartbeats carry out: with recovery in place."""
+LINKED = tuple(name for name in LINK_KINDS if KINDS[name].place == "link")
+"""Kinds of the fabric's links."""
+BEATEN = ("stale_heartbeat", "control_death")
+"""Kinds of who watches whom: with recovery in place."""
+NIC = ("qp_error", "completion_lost", "completion_duplicated", "completion_late", "nic_down", "full_ring")
+"""Kinds of the NIC that takes tokens to the front end: with recovery in place."""
+TIMED = (*LINK_KINDS, "control_death")
+"""Kinds that all ranks have to know the time of: where a plan names a request's state instead, `timed` puts
+the time in its place."""
+MEMBERS = ("leave", "join")
+"""Kinds of who serves: with recovery in place."""
 _MS = 1_000_000_000
+_KILLS_OF = 9, (0, 2, 4, 6)
+"""Of so many plans in a row, those whose first fault is a kill."""
+_PERIOD = 36
+"""After so many plans the numbers of faults repeat."""
+
+
+class Moment(NamedTuple):
+    """A request's `turn`-th entry into a state, as it is in a run without faults.
+
+    ps, rank: when and where; in_flight: requests that had arrived and not ended then.
+    """
+
+    ps: int
+    rank: int
+    request: int
+    state: str
+    turn: int
+    in_flight: int
 
 
 def generate(
@@ -23,55 +51,144 @@ def generate(
     kinds: Sequence[str] = INJECTED,
     num_requests: int = 24,
     in_flight: int = 8,
+    moments: Sequence[Moment] = (),
 ) -> FaultPlan:
-    """Draw a plan of one to three faults.
+    """Draw a plan of one to four faults.
 
-    The first fault meets a request that has at least `in_flight` others before it, in a state that goes
-    round with the seed; half of the first faults are kills where `kinds` has one; a third of the plans
-    have more than one fault, and one in eighteen kills again: beside the first, or while the pod recovers.
+    Every fault meets a request in a state. In four plans of nine the first is a kill (where `kinds` has one);
+    the others go round all pairs of kind and state, one pair after the other from plan to plan, so that any
+    run of plans covers them evenly. One plan in eighteen kills once more, at any time: beside the first
+    death, or while the pod recovers.
 
     Args:
         seed: decides everything.
         num_ranks: ranks of the run.
         kinds: kinds to draw from.
         num_requests: requests of the run.
-        in_flight: position of the first request that may be met.
+        in_flight: how many requests must be in flight where the first fault strikes.
+        moments: of a run without faults; then the first fault is at one of those with enough in flight, the
+            others later. Without: the first fault meets a request that has so many others before it.
     """
     kills = [kind for kind in kinds if kind in KILLS]
-    others = [kind for kind in kinds if kind not in KILLS]
-    first_kinds = kills if kills and (not others or seed % 2 == 0) else others
-    first = first_kinds[draw(f"{seed}:kind", len(first_kinds))]
-    state = STATES[(seed // 2) % len(STATES)]
-    faults = [_at_request(f"{seed}:0", first, state, num_requests, in_flight)]
-    for number in range(1, 1 + (seed % 3 == 0) + (seed % 9 == 0)):
-        pool = kills if kills and (not others or seed % 18 == 0) else others
-        kind = pool[draw(f"{seed}:{number}:kind", len(pool))]
-        faults.append(_second(f"{seed}:{number}", kind, num_ranks, num_requests, in_flight))
+    others = _mixed([kind for kind in kinds if kind not in KILLS])
+    drawn: list[tuple[str, str]] = []
+    if kills and (not others or _begins_with_a_kill(seed)):
+        turn = seed // 2
+        drawn.append((kills[draw(f"{seed}:kill", len(kills))], STATES[turn % len(STATES)]))
+    before = sum(_others_of(number) for number in range(seed % _PERIOD))
+    before += seed // _PERIOD * sum(map(_others_of, range(_PERIOD)))
+    for number in range(before, before + _others_of(seed) if others else before):
+        drawn.append((others[number % len(others)], STATES[number // len(others) % len(STATES)]))
+    drawn.sort(key=_turn)
+    places = _Places(num_requests, in_flight, moments)
+    faults: list[Fault] = []
+    after = -1
+    for number, (kind, state) in enumerate(drawn):
+        if kind == "join" and not any(fault.kind == "leave" for fault in faults):
+            moment = places.one(f"{seed}:{number}:before", STATES[seed % len(STATES)], after)
+            after = moment.ps
+            faults.append(_fault(f"{seed}:{number}:before", "leave", moment))
+            faults[-1] = faults[-1].model_copy(update={"duration_ps": None})
+        moment = places.one(f"{seed}:{number}", state, after)
+        after = moment.ps if number == 0 else after
+        faults.append(_fault(f"{seed}:{number}", kind, moment))
+    if kills and seed % 18 == 0:
+        faults.append(_again(seed, kills, num_ranks, max(0, after)))
     return FaultPlan(faults, seed)
 
 
-def _at_request(key: str, kind: str, state: str, num_requests: int, in_flight: int) -> Fault:
-    low = min(in_flight, num_requests - 1)
-    request = low + draw(f"{key}:request", max(1, num_requests - low))
-    count = 1 + draw(f"{key}:count", 3) if state in ("decode", "dispatch", "combine") else 1
-    when = AtRequest(request=request, state=state, count=count)
-    return Fault(kind=kind, at_request=when, **_own_fields(key, kind))
+def timed(plan: FaultPlan, moments: Sequence[Moment]) -> FaultPlan:
+    """The plan with times, where a kind of `TIMED` names a request's state; pure.
+
+    A state that no run without faults has keeps its place: the fault never fires.
+    """
+    at = {(m.request, m.state, m.turn): m for m in moments}
+    faults = []
+    for fault in plan.faults:
+        when = fault.at_request
+        if fault.kind in TIMED and when is not None and when.request is not None:
+            moment = at.get((when.request, when.state, when.count))
+            if moment is not None:
+                changes: dict[str, Any] = {"at_ps": moment.ps, "at_request": None}
+                if KINDS[fault.kind].place == "rank" and fault.rank is None:
+                    changes["rank"] = moment.rank
+                fault = fault.model_copy(update=changes)
+        faults.append(fault)
+    return FaultPlan(faults, plan.seed)
 
 
-def _second(key: str, kind: str, num_ranks: int, num_requests: int, in_flight: int) -> Fault:
-    """Another fault: at a time, an operation, or a request's state."""
-    way = draw(f"{key}:when", 3)
-    if KINDS[kind].place == "rank" and way == 0:
-        state = STATES[draw(f"{key}:state", len(STATES))]
-        return _at_request(key, kind, state, num_requests, in_flight)
+def _mixed(kinds: Sequence[str]) -> list[str]:
+    """The same, with kinds that need a time apart from each other as far as can be: a plan has but one first
+    fault."""
+    timed_ones = [kind for kind in kinds if kind in TIMED]
+    others = [kind for kind in kinds if kind not in TIMED]
+    share = len(timed_ones) / max(1, len(kinds))
+    mixed: list[str] = []
+    for number in range(len(kinds)):
+        due = round((number + 1) * share) > round(number * share)
+        mixed.append((timed_ones if (due or not others) and timed_ones else others).pop(0))
+    return mixed
+
+
+def _turn(pair: tuple[str, str]) -> int:
+    """What needs a time comes first: until the first fault the run is the calm one. Who joins has left."""
+    return 0 if pair[0] in TIMED else 2 if pair[0] == "join" else 1
+
+
+def _begins_with_a_kill(seed: int) -> bool:
+    return seed % _KILLS_OF[0] in _KILLS_OF[1]
+
+
+def _others_of(seed: int) -> int:
+    """How many faults that are no kills a plan has: one beside a kill, else two; one more in every fourth."""
+    return (1 if _begins_with_a_kill(seed) else 2) + (seed % 4 == 1)
+
+
+class _Places:
+    """Where faults may strike.
+
+    Args: as `generate`.
+    """
+
+    def __init__(self, num_requests: int, in_flight: int, moments: Sequence[Moment]) -> None:
+        self._num_requests, self._in_flight = num_requests, in_flight
+        self._of: Mapping[str, Sequence[Moment]] = {
+            state: [m for m in moments if m.state == state] for state in STATES
+        }
+
+    def one(self, key: str, state: str, after: int) -> Moment:
+        """Draw a moment of a state; the first of a plan (`after` < 0) with enough in flight, any other later
+        and at a first entry: after a death a request has fewer of them."""
+        known = self._of[state]
+        if not known:
+            low = min(self._in_flight, self._num_requests - 1)
+            request = low + draw(f"{key}:request", max(1, self._num_requests - low))
+            many = state in ("decode", "dispatch", "combine") and after < 0
+            return Moment(0, 0, request, state, 1 + draw(f"{key}:count", 3) if many else 1, 0)
+        if after < 0:
+            fits = [m for m in known if m.in_flight >= self._in_flight]
+        else:
+            fits = [m for m in known if m.ps > after and m.turn == 1]
+        fits = fits or [max(known, key=lambda m: (m.in_flight if after < 0 else m.ps, -m.turn))]
+        return fits[draw(f"{key}:moment", len(fits))]
+
+
+def _fault(key: str, kind: str, moment: Moment) -> Fault:
+    """A fault of a kind at a moment; a link's is one that the request's die uses."""
+    when = AtRequest(request=moment.request, state=moment.state, count=moment.turn)
     where: dict[str, Any] = {}
-    if KINDS[kind].place == "rank":
-        where["rank"] = draw(f"{key}:rank", num_ranks)
-    elif KINDS[kind].place == "link":
-        where["link"] = f"die:{draw(f'{key}:link', num_ranks)}"
-    if KINDS[kind].place == "rank" and way == 1:
-        return Fault(kind=kind, at_op=1 + draw(f"{key}:op", 60), **where, **_own_fields(key, kind))
-    return Fault(kind=kind, at_ps=draw(f"{key}:at", 40) * _MS, **where, **_own_fields(key, kind))
+    if KINDS[kind].place == "link":
+        links = (f"die:{moment.rank}", f"die:{moment.rank}", f"plane:{moment.rank}/{draw(key, 7)}")
+        where["link"] = links[draw(f"{key}:link", len(links))]
+    return Fault(kind=kind, at_request=when, **where, **_own_fields(key, kind))
+
+
+def _again(seed: int, kills: Sequence[str], num_ranks: int, after: int) -> Fault:
+    """One more kill, of any rank: soon after the first fault, or in the seconds in which the pod recovers."""
+    key = f"{seed}:again"
+    span = (40 * _MS, 15_000 * _MS)[draw(f"{key}:when", 2)]
+    kind = kills[draw(f"{key}:kind", len(kills))]
+    return Fault(kind=kind, rank=draw(f"{key}:rank", num_ranks), at_ps=after + draw(f"{key}:at", span))
 
 
 def _own_fields(key: str, kind: str) -> dict[str, Any]:

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from emulator.engine.api import Engine
 
 Undo = Callable[[], None]
-Handler = Callable[[Fault], Undo | None]
-"""Carries a fault out; returns its undo, called at the end of the duration, or None."""
+NOT_NOW = object()
+"""What a handler returns that finds nothing to break: the fault has not fired."""
+Handler = Callable[[Fault], object]
+"""Carries a fault out; returns its undo, called at the end of the duration, or None, or `NOT_NOW`."""
 OPERATIONS = (
     "compute", "sleep", "put", "get", "wait_get", "atomic", "post", "schedule", "fence", "quiet", "wait",
     "test", "read", "observe", "exchange", "exchange_post", "exchange_wait",
@@ -44,8 +46,8 @@ class Faults(Protocol):
     fence: Fence | None
     """Where somebody watches: who is silent for longer than that is ended."""
 
-    def on(self, kind: str, handler: Handler) -> None:
-        """Register who carries a kind out on this rank."""
+    def on(self, kind: str, handler: Handler, wanted: Callable[[], bool] | None = None) -> None:
+        """Register who carries a kind out on this rank; `wanted`: whether it is about this rank at all."""
 
     def point(self, kind: str, **facts: Any) -> None:
         """Say where the rank is: `point("decode", request=5)`, a request state with its request."""
@@ -55,6 +57,9 @@ class Faults(Protocol):
 
     def undone(self, index: int, ps: int) -> None:
         """Note that it is over."""
+
+    def over(self, fault: Fault) -> None:
+        """Note that a fault that fired here is over now; for layers that see it end."""
 
     def end(self, silent_ps: int) -> None:
         """End this rank, of which the others have heard nothing since `silent_ps`."""
@@ -67,7 +72,7 @@ class NoFaults:
     plan: tuple[Fault, ...] = ()
     fence: Fence | None = None
 
-    def on(self, kind: str, handler: Handler) -> None:
+    def on(self, kind: str, handler: Handler, wanted: Callable[[], bool] | None = None) -> None:
         """Nothing will happen."""
 
     def point(self, kind: str, **facts: Any) -> None:
@@ -78,6 +83,9 @@ class NoFaults:
 
     def undone(self, index: int, ps: int) -> None:
         """Nothing can be."""
+
+    def over(self, fault: Fault) -> None:
+        """None is."""
 
     def end(self, silent_ps: int) -> None:
         """Nobody is silent."""
@@ -116,6 +124,7 @@ class Injector:
         self._seen: dict[tuple[str, int], int] = {}
         self._ends: list[tuple[int, int, Undo]] = []
         self._factors: list[float] = []
+        self._wanted: dict[str, Callable[[], bool]] = {}
         self._handlers: dict[str, Handler] = {
             "kill": self._kill, "kill_in_lock": self._kill_in_lock, "freeze": self._freeze,
             "gc_pause": self._freeze, "slow": self._slow,
@@ -124,9 +133,11 @@ class Injector:
         for name in OPERATIONS:
             setattr(engine, name, self._watched(name))
 
-    def on(self, kind: str, handler: Handler) -> None:
+    def on(self, kind: str, handler: Handler, wanted: Callable[[], bool] | None = None) -> None:
         """See `Faults.on`."""
         self._handlers[kind] = handler
+        if wanted is not None:
+            self._wanted[kind] = wanted
 
     def point(self, kind: str, **facts: Any) -> None:
         """See `Faults.point`."""
@@ -149,6 +160,11 @@ class Injector:
     def undone(self, index: int, ps: int) -> None:
         """See `Faults.undone`."""
         self._log[index, UNDONE_PS] = ps
+
+    def over(self, fault: Fault) -> None:
+        """See `Faults.over`."""
+        index = next(i for i, each in enumerate(self.plan) if each is fault)
+        self.undone(index, self._engine.now_ps)
 
     # --- what is due ------------------------------------------------------------------------------------
 
@@ -191,12 +207,16 @@ class Injector:
     def _fire(self, index: int) -> None:
         fault = self.plan[index]
         handler = self._handlers.get(fault.kind)
-        if handler is None:  # no layer of this program has it: reported as never fired
-            return
+        if handler is None or not self._wanted.get(fault.kind, _always)():
+            return  # no layer of this program has it: reported as never fired; or another rank's
+        if _home(fault) is None and self._log[index, FIRED]:
+            return  # it was somebody else
         start = self._engine.now_ps
         self.fired(index, start)
         undo = handler(fault)
-        if undo is not None and fault.duration_ps is not None:
+        if undo is NOT_NOW:
+            self._log[index] = 0
+        elif callable(undo) and fault.duration_ps is not None:
             begin = fault.at_ps if isinstance(fault.at_ps, int) else start
             self._ends.append((begin + fault.duration_ps, index, undo))
 
@@ -234,6 +254,10 @@ class Injector:
         factor = fault.factor or 1.0
         self._factors.append(factor)
         return lambda: self._factors.remove(factor)
+
+
+def _always() -> bool:
+    return True
 
 
 def _home(fault: Fault) -> int | None:

@@ -49,11 +49,13 @@ KINDS: dict[str, Kind] = {
     "stale_heartbeat": Kind("control", "rank", (), (), True, "beats are sent again"),
     "control_death": Kind("control", "", (), (), False, "a standby takes over"),
     "full_ring": Kind("verbs", "rank", (), (), True, "the ring is drained"),
-    "leave": Kind("membership", "rank", (), (), False, "the rank joins again"),
-    "join": Kind("membership", "rank", (), (), False, "the rank leaves again"),
+    "leave": Kind("membership", "rank", (), (), True, "the rank joins again"),
+    "join": Kind("membership", "rank", (), (), False, "none; a rank that was out serves"),
 }
 """Every kind by its name."""
 KILLS = ("kill", "kill_in_lock")
+DEADLY = (*KILLS, "control_death")
+"""Kinds that end a rank's process by SIGKILL."""
 
 
 def fields_of(kind: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from emulator.errors import UsageError
-from emulator.faults.kinds import KILLS, KINDS, STATES, fields_of
+from emulator.faults.kinds import DEADLY, KINDS, STATES, fields_of
 from emulator.faults.names import choice
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class FaultPlan:
     @property
     def kills(self) -> bool:
         """Whether a rank's process may end."""
-        return any(fault.kind in KILLS for fault in self.faults)
+        return any(fault.kind in DEADLY for fault in self.faults)
 
     def without(self, index: int) -> FaultPlan:
         """Return the plan without its fault number `index`."""

@@ -102,6 +102,10 @@ def _accounts(life: Life) -> list[str]:
                 f"rank {result['rank']} allocated {work['kv_blocks_allocated']} KV blocks and freed "
                 f"{work['kv_blocks_freed']}"
             )
+        delivery = result.get("delivery", {})
+        for what in ("pending", "ring_lost"):
+            if delivery.get(what):
+                found.append(f"rank {result['rank']}: {delivery[what]} tokens or ring slots lost: {delivery}")
         doubles = [e["id"] for e in result["requests"] if e["ends"] != 1]
         if doubles:
             found.append(f"rank {result['rank']}: requests {doubles} did not end exactly once")

@@ -9,9 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from emulator.faults import STATES, FaultPlan
-from emulator.faults.kinds import KILLS
+from emulator.faults.kinds import DEADLY
 from launch.chaos.history import Answers
 from launch.chaos.rounds import PS_PER_S, Served
+from serving.job import ReplayJob
 from serving.request import RequestSpec
 
 OTHER = "time or operation"
@@ -30,6 +31,8 @@ def record(
     answers: Answers,
     violations: Sequence[str],
     calm_ps: int,
+    ran: FaultPlan | None = None,
+    touched: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Everything worth keeping of one plan.
 
@@ -39,14 +42,23 @@ def record(
         answers: the reference's.
         violations: what did not hold.
         calm_ps: time of the last token without faults.
+        touched: requests served without experts they needed; never counted as exact.
+        ran: the plan with the times that stand for states (`emulator.faults.generate.timed`).
     """
     faults = served.faults
     for row in faults:
         if row["fired"]:
             row["in_flight"] = in_flight(served, specs, row["fired_ps"])
-    exact = sum(
-        e.error is None and answers.get(e.request) == (e.tokens, e.logits_sha256) for e in served.endings
-    )
+            row["state"] = _state(served.plan, ran or served.plan, row)
+    degraded = {request: dict(facts) for request, facts in (touched or {}).items()}
+    equal = [
+        e.request
+        for e in served.endings
+        if e.error is None and answers.get(e.request) == (e.tokens, e.logits_sha256)
+    ]
+    for request, facts in degraded.items():
+        facts["as_reference_under_mask"] = request in equal
+    exact = sum(request not in degraded for request in equal)
     last = max((e.times_ps[-1] for e in served.endings if e.times_ps), default=0)
     restarts = [_restart(served, number) for number in range(1, len(served.lives))]
     page_faults = [
@@ -59,6 +71,7 @@ def record(
         "faults": faults,
         "requests": len(specs),
         "exact": exact,
+        "degraded": degraded,
         "failed": sum(e.error is not None for e in served.endings),
         "recomputed": sum(len(life.round.requests) for life in served.lives[1:])
         + sum(len(entry["recomputed"]) for entry in (*recoveries, *page_faults)),
@@ -74,13 +87,20 @@ def record(
     }
 
 
+def _state(plan: FaultPlan, ran: FaultPlan, row: Mapping[str, Any]) -> str | None:
+    """The state of the request a fault met; None: it had no such aim, or missed it."""
+    when, at_ps = plan.faults[row["fault"]].at_request, ran.faults[row["fault"]].at_ps
+    missed = isinstance(at_ps, int) and row["fired_ps"] != at_ps
+    return None if when is None or missed else str(when.state)
+
+
 def _restart(served: Served, number: int) -> dict[str, Any]:
     before, after = served.lives[number - 1], served.lives[number]
     down = before.round.start_ps + (before.down_ps or 0)
     killed = [
         row["fired_ps"]
         for row in served.faults
-        if row["fired"] and row["kind"] in KILLS and row.get("round") == number - 1
+        if row["fired"] and row["kind"] in DEADLY and row.get("round") == number - 1
     ]
     tokens = [e.times_ps[0] for e in served.endings if e.round == number and e.times_ps]
     first = min(tokens, default=after.round.start_ps)
@@ -88,24 +108,24 @@ def _restart(served: Served, number: int) -> dict[str, Any]:
 
 
 def _recovery(start_ps: int, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A recovery in the run's time. silent_ps: of each of `dead`; detected: from the first of them on."""
+    """A recovery in the run's time. silent_ps: of each of `dead`; detected: from the first of them on. Who
+    leaves or joins need not be detected."""
     times = {name: start_ps + entry[name] for name in ("found_ps", "declared_ps", "resumed_ps")}
     silent = [start_ps + ps for ps in entry["silent_ps"]]
     spans = {
-        "detect_ps": times["declared_ps"] - min(silent),
+        "detect_ps": times["declared_ps"] - min(silent, default=times["declared_ps"]),
         "recover_ps": times["resumed_ps"] - times["declared_ps"],
     }
     return {**entry, **times, **spans, "silent_ps": silent}
 
 
-def coverage(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Faults that fired, by kind and by the state of the request they met."""
-    table: dict[str, Counter[str]] = {}
+def coverage(records: Sequence[Mapping[str, Any]], kinds: Sequence[str] = ()) -> dict[str, dict[str, int]]:
+    """Faults that fired, by kind (`kinds` in any case) and by the state of the request they met."""
+    table: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     for entry in records:
         for row in entry["faults"]:
             if row["fired"]:
-                when = entry["plan"]["fault"][row["fault"]].get("at_request")
-                table.setdefault(row["kind"], Counter())[when["state"] if when else OTHER] += 1
+                table.setdefault(row["kind"], Counter())[row.get("state") or OTHER] += 1
     return {kind: {state: counts[state] for state in (*STATES, OTHER)} for kind, counts in table.items()}
 
 
@@ -116,20 +136,23 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     up = [s["first_token_ps"] - s["killed_ps"] for r in records for s in r["restarts"]]
     in_place = [entry for r in records for entry in r["recoveries"]]
     up += [entry["detect_ps"] + entry["recover_ps"] for entry in in_place]
-    detect = [entry["detect_ps"] for entry in in_place]
+    detect = [entry["detect_ps"] for entry in in_place if entry["dead"]]
     count = max(1, len(records))
     return {
         "plans": len(records),
         "violations": sum(bool(r["violations"]) for r in records),
         "exact_share": sum(r["exact"] for r in records) / max(1, requests),
+        "degraded": sum(len(r["degraded"]) for r in records),
         "failed": sum(r["failed"] for r in records),
         "recomputed": sum(r["recomputed"] for r in records),
-        "plans_with_a_kill": sum(any(f["kind"] in KILLS for f in rows) for rows in fired) / count,
+        "plans_with_a_kill": sum(any(f["kind"] in DEADLY for f in rows) for rows in fired) / count,
         "plans_with_two_faults": sum(len(rows) > 1 for rows in fired) / count,
         "plans_with_8_in_flight": sum(any(f["in_flight"] >= 8 for f in rows) for rows in fired) / count,
         "plans_that_never_fired": [r["seed"] for r, rows in zip(records, fired, strict=True) if not rows],
         "restarts": sum(len(r["restarts"]) for r in records),
-        "recoveries_in_place": len(in_place),
+        "recoveries_in_place": sum(bool(entry["dead"]) for entry in in_place),
+        "ranks_left": sum(len(entry["left"]) for entry in in_place),
+        "ranks_joined": sum(len(entry["joined"]) for entry in in_place),
         "mean_detection_s": sum(detect) / len(detect) / PS_PER_S if detect else None,
         "longest_detection_s": max(detect) / PS_PER_S if detect else None,
         "mean_recovery_s": sum(up) / len(up) / PS_PER_S if up else None,
@@ -162,6 +185,11 @@ def coverage_table(matrix: Mapping[str, Mapping[str, int]]) -> Table:
     return table
 
 
+def least_covered(matrix: Mapping[str, Mapping[str, int]]) -> int:
+    """The smallest number of a kind and a state in the matrix."""
+    return min((counts[state] for counts in matrix.values() for state in STATES), default=0)
+
+
 def summary_table(numbers: Mapping[str, Any]) -> Table:
     """The campaign's numbers as a table."""
     table = Table("of the campaign", "value")
@@ -171,7 +199,12 @@ def summary_table(numbers: Mapping[str, Any]) -> Table:
     return table
 
 
-def replay_command(plan: FaultPlan, path: str, num_ranks: int, num_requests: int, recovery: str) -> str:
+def replay_command(plan: FaultPlan, path: str, job: ReplayJob, num_requests: int) -> str:
     """The command that runs a plan again."""
-    what = f"-n {num_ranks} --requests {num_requests} --recovery {recovery} --plan {path}"
+    what = f"-n {job.num_ranks} --requests {num_requests} --plan {path}"
+    if job.recovery is not None:
+        beats = job.recovery.period_ps / PS_PER_S, job.recovery.timeout_ps / PS_PER_S
+        what += f" --recovery in-place --heartbeat-period {beats[0]:g} --heartbeat-timeout {beats[1]:g}"
+        what += f" --spares {job.spares}" if job.spares else ""
+        what += {"load": "", "fail": " --no-reload", "mask": " --allow-degraded"}[job.lost_experts]
     return f"superpod chaos {what}  # seed {plan.seed}"

@@ -24,7 +24,7 @@ from emulator.profile import load_profile
 from emulator.topology import Topology
 from launch import mpirun, osproc, paths
 from serving.job import Progress, read_endings, read_results
-from serving.recovery.stream import TokenStream
+from serving.recovery.stream import TokenStream, Touched
 from serving.replay import Replay, write_replay
 from serving.restart import Ending, Round, endings_of, next_round, round_plan, round_specs
 
@@ -46,6 +46,8 @@ class Life:
     """When the pod stopped serving, if a death ended the round."""
     noted: list[dict[str, Any]] = field(default_factory=list)
     """Requests that ended on ranks that may not have lived to report them."""
+    touched: dict[int, Touched] = field(default_factory=dict)
+    """Requests served without experts they needed, in the round's numbers."""
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
@@ -147,7 +149,8 @@ def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s
     path = directory / "machine.json"
     machine = json.loads(path.read_text()) if path.exists() else None
     noted = read_endings(directory) if stream is None else stream.endings()
-    return Life(life, read_results(directory), machine, code, stderr, leftovers, noted=noted)
+    touched = {} if stream is None else stream.touched()
+    return Life(life, read_results(directory), machine, code, stderr, leftovers, noted=noted, touched=touched)
 
 
 def run_ranks(

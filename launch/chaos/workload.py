@@ -11,9 +11,9 @@ from pathlib import Path
 import serving
 from emulator.errors import InternalError
 from launch.chaos.history import reference_answers
+from launch.recovery_options import Policy
 from serving.job import ReplayJob
 from serving.model import preset_config
-from serving.recovery.times import RecoveryTimes
 from serving.replay import Replay, plan_replay
 from serving.traces import TraceRequest
 
@@ -47,7 +47,7 @@ def priced_model(directory: Path) -> Path:
 
 
 def prepare(
-    directory: Path, num_ranks: int, num_requests: int, seed: int = 0, recovery: RecoveryTimes | None = None
+    directory: Path, num_ranks: int, num_requests: int, seed: int = 0, after: Policy | None = None
 ) -> tuple[Replay, Answers]:
     """Make model, workload and the reference's answers once, for all plans.
 
@@ -56,7 +56,7 @@ def prepare(
         num_ranks: ranks of every run.
         num_requests: requests of every run.
         seed: of the model, the contents and the samplers.
-        recovery: times of recovery in place; None: the pod restarts.
+        after: what follows a death; by default the pod restarts.
 
     Returns:
         the checked replay, and request -> (tokens, hash of the logits) as one process answers.
@@ -66,6 +66,7 @@ def prepare(
     from serving.model import make_checkpoint
 
     torch.set_num_threads(1)
+    after = after or Policy()
     make_checkpoint(directory / "model", "tiny", seed)
     job = ReplayJob(
         model_dir=str(directory / "model"),
@@ -75,7 +76,9 @@ def prepare(
         seed=seed,
         token_scale=TOKEN_SCALE,
         check_memory=False,
-        recovery=recovery,
+        recovery=after.times,
+        spares=after.spares,
+        lost_experts=after.lost_experts,
     )
     trace = [TraceRequest(i * GAP_PS, PROMPT, OUTPUT, (i,)) for i in range(num_requests)]
     replay = plan_replay(job, preset_config("tiny"), trace, 1.0, None)

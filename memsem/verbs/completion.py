@@ -260,6 +260,14 @@ class RecvQueue:
         self._open[entry.number] = entry
         self._tally.posted_recvs += 1
 
+    def waiting(self) -> set[int]:
+        """The `wr_id` of every receive that waits for a message."""
+        return {entry.wr_id for entry in self._open.values()}
+
+    def has(self, number: int) -> bool:
+        """Whether a receive waits."""
+        return number in self._open
+
     def pop(self, number: int) -> RecvEntry | None:
         """A receive was consumed or flushed; None if RESET or destroy discarded it."""
         entry = self._open.pop(number, None)

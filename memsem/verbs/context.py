@@ -26,6 +26,7 @@ from emulator.transport import Area
 from memsem.verbs.completion import Tally
 from memsem.verbs.device_attr import AsyncEvent, DeviceAttr, PortAttr
 from memsem.verbs.enums import ibv_event_type
+from memsem.verbs.faults import LATE_QUEUE, NicFaults
 from memsem.verbs.keys import MAX_MR, MAX_QP, MAX_SRQ, Layout, decode_qp
 from memsem.verbs.numbers import check_whole, wrong
 from memsem.verbs.resource import Resource
@@ -97,6 +98,7 @@ class Context(Resource):
         self._base, self._memory = base, FreeList(memory_bytes)
         self._events: deque[AsyncEvent] = deque()
         self._chores: list[Callable[[], None]] = []
+        self.nic_faults = NicFaults(self) if device.faults.active else None
         device.register_inbox(self.OWNER, self._on_record)
 
     @property
@@ -245,6 +247,9 @@ class Context(Resource):
                 qp.on_refused(record)
             return
         mine = decode_mine(record.user_b)
+        if self.nic_faults is not None and mine.queue == LATE_QUEUE:
+            self.nic_faults.arrive(mine.number)
+            return
         if not mine.is_recv:
             qp = self.find_qp(mine.queue)
             if qp is not None:

@@ -94,6 +94,9 @@ class CQ(Resource):
 
         `counted`: it is a request's; False for a record that belongs to none (URMA).
         """
+        faults = self.context.nic_faults
+        if faults is not None and counted and faults.spoils(self, wc, on_poll, solicited):
+            return
         self.context.count(Transaction.COMPLETION)
         self.context.tally.completions += counted
         if self.overrun or len(self._entries) >= self.cqe:

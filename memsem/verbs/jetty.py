@@ -19,6 +19,7 @@ from memsem.verbs import rows
 from memsem.verbs.ah import AH
 from memsem.verbs.completion import SendEntry, SendQueue
 from memsem.verbs.enums import (
+    IBV_EVENT_QP_FATAL,
     IBV_QPS_RTS,
     IBV_QPT_RC,
     IBV_QPT_UD,
@@ -283,6 +284,12 @@ class Jetty(QP):
             status = CrStatus.WR_SUSPEND_DONE if suspended else CrStatus.WR_FLUSH_ERR_DONE
             wc = WC(vendor_err=int(status), qp_num=self.qp_num, time_ps=time_ps)
             self.scq.push(wc, lambda: None, counted=False)
+
+    def break_down(self) -> None:
+        """See `QP.break_down`; of any mode."""
+        self.context.report(IBV_EVENT_QP_FATAL, self)
+        self._stop(JettyState.ERROR)
+        super()._fail_later()
 
     def _fail_later(self) -> None:
         """A bad message fails its receive, not a jetty that many send to."""

@@ -20,6 +20,7 @@ from emulator.engine.posts import IN_MATCH, ST_LENGTH, ST_REGION
 from memsem.verbs.completion import RecvEntry, RecvQueue, SendEntry
 from memsem.verbs.enums import (
     IBV_EVENT_QP_ACCESS_ERR,
+    IBV_EVENT_QP_FATAL,
     IBV_QPS_ERR,
     IBV_QPS_RESET,
     IBV_QPS_SQD,
@@ -161,6 +162,11 @@ class QP(QueuePair):
             self._fail_later()
         elif status != IBV_WC_WR_FLUSH_ERR:
             self.state = IBV_QPS_SQE
+
+    def break_down(self) -> None:
+        """The NIC has found it broken: in ERR from now on, with an event."""
+        self.context.report(IBV_EVENT_QP_FATAL, self)
+        self._fail_later()
 
     def _fail_later(self) -> None:
         """In ERR from now on; what has to be posted for it waits until the records are sorted."""

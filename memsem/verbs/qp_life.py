@@ -193,6 +193,8 @@ class QueuePair(Resource):
             self._fresh()
             return
         self._publish()
+        if new == IBV_QPS_RTS and self.context.nic_faults is not None:
+            self.context.nic_faults.is_ready(cast("QP", self))
         if (old, new) == (IBV_QPS_SQD, IBV_QPS_RTS):
             self._sender.release()
         elif (old, new) == (IBV_QPS_SQE, IBV_QPS_RTS):
@@ -263,7 +265,7 @@ class QueuePair(Resource):
             connected = self.attr.ah_attr.dlid > 0
             peer = self.attr.ah_attr.dlid - 1 if connected else self.context.rank
             dest_qp = self.attr.dest_qp_num
-        alive = not self.context.device.board.dead[peer]
+        alive = not self.context.device.dead[peer]
         return Path(peer, dest_qp, self.qp_num, self._stream, self.attr, alive)
 
     def _on_overrun(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,12 +95,35 @@ def post_receives(
         raise
     finally:
         if entries:
-            _hand_over(context, entries, number, qkey, header, flush)
+            _hand_over(context, entries, queue, number, qkey, header, flush)
+
+
+def _hand_over_held(
+    context: Context,
+    entries: list[RecvEntry],
+    queue: RecvQueue,
+    number: int,
+    qkey: int | None,
+    header: int,
+) -> None:
+    """Hand over what had to wait, but for what RESET or destroy has discarded meanwhile."""
+    if left := [entry for entry in entries if queue.has(entry.number)]:
+        _hand_over(context, left, queue, number, qkey, header, False)
 
 
 def _hand_over(
-    context: Context, entries: list[RecvEntry], number: int, qkey: int | None, header: int, flush: bool
+    context: Context,
+    entries: list[RecvEntry],
+    queue: RecvQueue,
+    number: int,
+    qkey: int | None,
+    header: int,
+    flush: bool,
 ) -> None:
+    if (faults := context.nic_faults) is not None and not flush:
+        again = partial(_hand_over_held, context, entries, queue, number, qkey, header)
+        if faults.holds(again):
+            return
     capacities = [NO_CAPACITY if e.verdict else max(0, total_bytes(e.sg) - header) for e in entries]
     posts = new_posts(
         len(entries),

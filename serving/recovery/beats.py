@@ -22,7 +22,10 @@ from numpy.typing import NDArray
 from emulator import Device
 from emulator.engine.api import SET
 from emulator.faults import Fault
+from emulator.probing import LinkProbe, Verdict
 from emulator.transport import Area
+from serving.recovery.outbox import Outbox
+from serving.recovery.roles import Roles, exchange_wishes
 from serving.recovery.times import RecoveryTimes
 
 BEAT_BYTES = 64
@@ -50,6 +53,7 @@ class Beats:
 
     Attributes:
         last_ps: when it beat last.
+        verdicts: (when, rank, what) of links that were probed.
     """
 
     def __init__(self, device: Device, times: RecoveryTimes) -> None:
@@ -58,14 +62,20 @@ class Beats:
         _, self._first, _ = device.symmetric.carve(Area.MANAGED, 0, "heartbeats", words=n + 1)
         self._fence_word = self._first + n
         self._silenced = False
+        self._probe = LinkProbe(device)
+        self.verdicts: list[tuple[int, int, str]] = []
         self._since: dict[int, int] = {}
         self.last_ps = device.now_ps
         self.regroup(range(n))
         device.faults.on("stale_heartbeat", self._silence)
+        device.faults.on(
+            "control_death", lambda _: device.faults.end(device.now_ps), lambda: self._control == device.rank
+        )
 
     def regroup(self, living: Sequence[int]) -> None:
         """Watch among these from now on; the next step's boundary beats."""
         per_node = self._device.topology.dies_per_node
+        self._control = living[0]
         self._to = watcher(self._rank, living, per_node)
         self._watched = [r for r in living if r != self._rank and watcher(r, living, per_node) == self._rank]
         for rank in self._watched:
@@ -91,8 +101,14 @@ class Beats:
             return
         self._look_ps = (now_ps // self._times.period_ps + 1) * self._times.period_ps
         for rank in self._watched:
-            if now_ps - self.heard_ps(rank) > self._times.timeout_ps:
+            if now_ps - self.heard_ps(rank) > self._times.timeout_ps and self._is_silent(rank):
                 self._device.engine.put(rank, BEAT_BYTES, None, self._fence_word, SET, 1)
+
+    def _is_silent(self, rank: int) -> bool:
+        """Whether it is the rank that says nothing, and not that its beats wait behind other traffic."""
+        verdict = self._probe.probe(rank, self._times.period_ps // 4)
+        self.verdicts.append((self._device.now_ps, rank, verdict.value))
+        return verdict is not Verdict.SATURATED
 
     def heard_ps(self, rank: int) -> int:
         """When a rank I watch, or did, sent its last beat; when I began to, if there was none since."""
@@ -119,15 +135,17 @@ class Status(Protocol):
 
 
 class BeatingStatus:
-    """A status exchange with a beat before and a look after it."""
+    """A status exchange; before it a beat, and a look after the tokens on their way; in it the wishes of who
+    comes and goes; after it a look after the others."""
 
-    def __init__(self, status: Status, beats: Beats) -> None:
-        self._status, self._beats = status, beats
+    def __init__(self, status: Status, beats: Beats, outbox: Outbox, roles: Roles) -> None:
+        self._status, self._beats, self._outbox, self._roles = status, beats, outbox, roles
 
     def exchange(self, word: int) -> NDArray[np.int64]:
-        """See `serving.engine.StatusBoard`."""
+        """See `serving.engine.StatusBoard`. Raises RolesChanged."""
         self._beats.beat()
-        words = self._status.exchange(word)
+        self._outbox.look()
+        words = exchange_wishes(self._status.exchange, word, self._roles)
         self._beats.look()
         return words
 

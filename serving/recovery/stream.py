@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.recovery.masks import Touch
 from serving.request import Request, RequestSpec
 
 _FILE = "stream.bin"
+_MASKS, _EXPERTS = 16, 512
+"""Masks a request may be computed under, one after the other; experts that can be named."""
 
 
 class Emitted(NamedTuple):
@@ -25,6 +28,19 @@ class Emitted(NamedTuple):
     times_ps: list[int]
     rank: int
     logits_sha256: str
+
+
+class Touched(NamedTuple):
+    """A request served without experts it needed (`recovery.masks`).
+
+    first_output: touched from there on. experts: lost ones it was routed to. history: (first position,
+    number of the change of membership whose mask held then). given: outputs that were there when it moved.
+    """
+
+    first_output: int
+    experts: list[int]
+    history: list[tuple[int, int]]
+    given: list[int]
 
 
 class TokenStream:
@@ -44,6 +60,10 @@ class TokenStream:
             ("hash", "S64"),
             ("tokens", "i8", most),
             ("times", "i8", most),
+            ("given", "i8"),
+            ("history", "i8", (_MASKS, 2)),
+            ("touched", "i8"),
+            ("experts", "u1", _EXPERTS),
         ]
         shape, mode = (max(1, len(specs)),), "w+" if create else "r+"
         self._specs = specs
@@ -55,6 +75,29 @@ class TokenStream:
         row["tokens"][count - 1], row["times"][count - 1] = request.outputs[-1], request.token_times_ps[-1]
         row["rank"], row["hash"] = rank, logits_sha256.encode()
         row["count"] = count
+
+    def note_masks(self, request: Request, history: Sequence[tuple[int, int]], touch: Touch | None) -> None:
+        """Note under which masks a request was computed, and what that touched."""
+        row = self._rows[request.spec.request_id]
+        kept = list(history)[-_MASKS:]
+        row["history"][: len(kept)], row["history"][len(kept) :] = kept, -1
+        row["given"] = request.replayed
+        if touch is not None:
+            row["touched"] = 1 + min(touch.first_output, row["touched"] - 1 if row["touched"] else 1 << 30)
+            row["experts"][list(touch.experts)] = 1
+
+    def touched(self) -> dict[int, Touched]:
+        """Requests that were touched, by number."""
+        return {
+            spec.request_id: self._touched(self._rows[spec.request_id])
+            for spec in self._specs
+            if self._rows[spec.request_id]["touched"]
+        }
+
+    def _touched(self, row: Any) -> Touched:
+        history = [(int(at), int(change)) for at, change in row["history"].tolist() if at >= 0]
+        experts = np.flatnonzero(row["experts"]).tolist()
+        return Touched(int(row["touched"]) - 1, experts, history, row["tokens"][: int(row["given"])].tolist())
 
     def of(self, request: int) -> Emitted:
         """What a request has been given."""

@@ -14,18 +14,21 @@ _KEYS = {
     "timeout_ps": ("heartbeat", "timeout_s"),
     "in_place_ps": ("in_place", "collocated_s"),
     "expert_ps": ("in_place", "reload_expert_s"),
+    "ask_again_ps": ("front_end", "ask_again_s"),
 }
 
 
 @dataclass(frozen=True)
 class RecoveryTimes:
     """period_ps, timeout_ps: of the beats. in_place_ps: from the declaration to serving again. expert_ps: to
-    load one expert (all its layers) from the checkpoint; a rank loads one after the other."""
+    load one expert (all its layers) from the checkpoint; a rank loads one after the other. ask_again_ps:
+    after which a token the front end has not acknowledged is sent again."""
 
     period_ps: int
     timeout_ps: int
     in_place_ps: int
     expert_ps: int
+    ask_again_ps: int
 
     def __post_init__(self) -> None:
         if not 0 < 2 * self.period_ps <= self.timeout_ps:

@@ -1,13 +1,14 @@
 """The generator, the history checker and the shrinker, alone; broken histories are found."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from emulator.faults import STATES, FaultPlan
-from emulator.faults.generate import INJECTED, generate
+from emulator.faults import KINDS, STATES, FaultPlan
+from emulator.faults.generate import INJECTED, TIMED, Moment, generate, timed
 from emulator.topology import Topology
 from launch.chaos.history import check
 from launch.chaos.report import coverage, record, summary
@@ -104,17 +105,35 @@ def test_a_broken_history_is_found(broken: str, says: str) -> None:
     assert any(says in sentence for sentence in found), found
 
 
-def test_generated_plans_are_valid_and_cover_kinds_and_states() -> None:
-    plans = [generate(seed, 16, _KINDS) for seed in range(1000)]
-    assert plans[5] == generate(5, 16, _KINDS)
-    seen: dict[tuple[str, str], int] = {}
+def _moments() -> list[Moment]:
+    """As of 24 requests on 16 ranks, one after the other through all states; few are in flight at first."""
+    return [
+        Moment(1000 * request + 10 * turn + count, request % 16, request, state, count, min(request, 12))
+        for request in range(24)
+        for turn, state in enumerate(STATES)
+        for count in ((1, 2, 3) if state in ("dispatch", "combine", "decode") else (1,))
+    ]
+
+
+def test_generated_plans_are_valid_and_cover_every_kind_and_state() -> None:
+    """Found by it: a kind that never meets a state; a first fault with few requests in flight; a link's fault
+    after the run has left the calm one."""
+    plans = [generate(seed, 16, tuple(KINDS), moments=_moments()) for seed in range(1000)]
+    assert plans[5] == generate(5, 16, tuple(KINDS), moments=_moments())
+    at = {(m.request, m.state, m.turn): m for m in _moments()}
+    seen: Counter[tuple[str, str]] = Counter()
     for plan in plans:
         plan.resolve(16, _POD)
-        for fault in plan.faults:
+        met = [f.at_request for f in plan.faults if f.at_request is not None]
+        first = met[0]
+        assert first.request is not None and at[first.request, first.state, first.count].in_flight >= 8
+        ran = timed(plan, _moments())
+        ran.resolve(16, _POD)
+        for fault, run in zip(plan.faults, ran.faults, strict=True):
+            assert (run.at_ps is None) == (fault.at_ps is None and fault.kind not in TIMED)
             if fault.at_request is not None:
-                key = fault.kind, fault.at_request.state
-                seen[key] = seen.get(key, 0) + 1
-    assert min(seen.get((kind, state), 0) for kind in _KINDS for state in STATES) >= 10
+                seen[fault.kind, fault.at_request.state] += 1
+    assert min(seen[kind, state] for kind in KINDS for state in STATES) >= 10
     assert sum(plan.kills for plan in plans) >= 400
     assert sum(len(plan.faults) > 1 for plan in plans) >= 200
     assert set(_KINDS) < set(INJECTED)

@@ -10,8 +10,8 @@ import pytest
 
 from emulator.faults import FaultPlan
 from launch import paths
-from launch.cmd_chaos import Campaign, _prepared
-from launch.recovery_options import recovery_times
+from launch.chaos.campaign import Campaign, prepared
+from launch.recovery_options import Policy, recovery_times
 
 pytestmark = pytest.mark.multirank
 
@@ -43,6 +43,62 @@ SCENARIOS: dict[str, tuple[list[dict[str, Any]], list[list[int]] | int]] = {
     "pages lost inside combine": ([_pages("combine", 2)], 0),
     "pages lost between sampling and its end": ([_pages("sampling", 3), _pages("dispatch", 1)], 0),
     "pages lost, then the rank": ([_pages("decode", 1), _kill("decode", count=2)], 1),
+    "the control process dies": ([{"kind": "control_death", "at_ps": 9 * _MS}], 1),
+    "the control process and its standby": (
+        [{"kind": "control_death", "at_ps": 9 * _MS}, {"kind": "control_death", "at_ps": 8 * _S}],
+        2,
+    ),
+    "a link that flaps faster than the timer": (
+        [
+            {
+                "kind": "link_flap",
+                "link": "die:2",
+                "at_ps": 9 * _MS,
+                "period_ps": 7_000_000,
+                "duration_ps": 20 * _MS,
+            }
+        ],
+        0,
+    ),
+    "a link down, then a death": (
+        [{"kind": "link_down", "link": "die:2", "at_ps": 9 * _MS, "duration_ps": 5 * _MS}, _kill("decode")],
+        1,
+    ),
+    "the front end's ring is full": (
+        [{"kind": "full_ring", "rank": 0, "at_ps": 6 * _MS, "duration_ps": 60 * _MS}],
+        0,
+    ),
+    "queue pairs and NICs fail": (
+        [
+            {**_kill("sampling", 8, 1, "qp_error")},
+            {"kind": "qp_error", "rank": 0, "at_ps": 12 * _MS},
+            {"kind": "nic_down", "rank": 2, "at_ps": 9 * _MS, "duration_ps": 30 * _MS},
+        ],
+        0,
+    ),
+    "completions lost, twice, late": (
+        [
+            *({"kind": "completion_lost", "rank": r, "at_ps": 7 * _MS} for r in range(5)),
+            *({"kind": "completion_duplicated", "rank": r, "at_ps": 10 * _MS} for r in range(5)),
+            *(
+                {"kind": "completion_late", "rank": r, "at_ps": 13 * _MS, "delay_ps": 9 * _MS}
+                for r in range(5)
+            ),
+        ],
+        0,
+    ),
+    "leaves and comes back": ([{**_kill("decode", 9, 1, "leave"), "duration_ps": 1 * _MS}], 0),
+    "leaves, dies outside": (
+        [{"kind": "leave", "rank": 3, "at_ps": 9 * _MS}, {"kind": "kill", "rank": 3, "at_ps": 20 * _S}],
+        0,
+    ),
+    "one leaves, one dies, the first comes back": (
+        [
+            {"kind": "leave", "rank": 3, "at_ps": 9 * _MS},
+            {"kind": "kill", "rank": 2, "at_ps": 30 * _S},
+        ],
+        0,
+    ),
     "silent for less than the time-out": (
         [{"kind": "freeze", "rank": 2, "at_ps": 10 * _MS, "duration_ps": 2 * _S}],
         0,
@@ -69,10 +125,8 @@ def _prompt_beats(campaign: Campaign) -> Campaign:
     job = campaign.replay.job
     assert job.recovery is not None
     times = replace(job.recovery, period_ps=2 * _MS, timeout_ps=8 * _MS)
-    place = campaign.directory / "beating"
-    place.mkdir()
     beating = replace(campaign.replay, job=replace(job, recovery=times))
-    return replace(campaign, replay=beating, directory=place, calm_ps=campaign.calm_ps)
+    return replace(campaign, replay=beating, runs=1000)
 
 
 def test_whoever_dies_wherever_every_answer_is_the_references() -> None:
@@ -80,7 +134,7 @@ def test_whoever_dies_wherever_every_answer_is_the_references() -> None:
     twice or by nobody, a rank that goes on with the old members, a frozen rank that comes back."""
     own = paths.RunDirectory()
     try:
-        campaign = _prepared(own, 5, 12, 60.0, recovery_times("in-place"))
+        campaign = prepared(own, 5, 12, 60.0, Policy(recovery_times("in-place")))
         entries = {name: campaign.run(FaultPlan(faults))[0] for name, (faults, _) in SCENARIOS.items()}
         calm_ps = campaign.calm_ps
         beating = _prompt_beats(campaign)

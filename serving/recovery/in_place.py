@@ -74,6 +74,8 @@ class Recovery:
     _loading: dict[int, list[int]] = field(default_factory=dict)
     _undeclared: dict[int, int] = field(default_factory=dict)
     """New dead ranks, and who watched them."""
+    _changed: bool = False
+    """Since the pod was last set up."""
     _gone: set[int] = field(default_factory=set)
 
     def run(self) -> None:
@@ -85,7 +87,7 @@ class Recovery:
         if self.roles.out:
             self.dispatcher.lose(sorted(self.roles.out), lambda _: True)
         while not self._undisturbed(self._serve):
-            while not self._undisturbed(self._set_up):
+            while self._changed and not self._undisturbed(self._set_up):
                 pass
 
     def _serve(self) -> None:
@@ -150,7 +152,7 @@ class Recovery:
 
     def _take_over(self, relocation: Relocation, gone: Sequence[int], came: Sequence[int]) -> None:
         """Go on with other experts in other places; requests of `gone` are handed out again."""
-        found_ps = self.device.now_ps
+        found_ps, self._changed = self.device.now_ps, True
         self.record.time.add("waiting", found_ps - self.record.time.total_ps)
         self.placement = relocation.placement
         self.masks.lost, self.masks.change = list(relocation.lost), len(self.record.recoveries) + 1
@@ -191,6 +193,7 @@ class Recovery:
             self.meet(0)
         self.record.time.add("recovery", self.device.now_ps - self.record.time.total_ps)
         self._loading.clear()
+        self._changed = False
         for entry in self.record.recoveries:
             entry["resumed_ps"] = entry["resumed_ps"] or ready_ps
 

@@ -51,13 +51,13 @@ class Roles:
 
     Attributes:
         rank: this one. living: ascending. out: those of them that do not serve.
-        wish: what this rank will wish at the next exchange.
+        wishes: what this rank wishes, one at an exchange.
     """
 
     rank: int
     living: list[int]
     out: set[int] = field(default_factory=set)
-    wish: Wish | None = None
+    wishes: list[Wish] = field(default_factory=list)
 
     @property
     def members(self) -> list[int]:
@@ -85,7 +85,7 @@ class Roles:
             elif not wish.comes and wish.rank in self.members and len(self.members) > 1:
                 self.out.add(wish.rank)
                 went.append(wish.rank)
-        self.wish = None
+        self.wishes = [wish for wish in self.wishes if wish not in wishes]
         return [rank for rank in came if rank not in self.out], [rank for rank in went if rank in self.out]
 
 
@@ -103,20 +103,21 @@ class RoleFaults:
 
     def _leave(self, _: Fault) -> Undo | object:
         roles = self._roles
-        if roles.rank not in roles.members or len(roles.members) == 1 or roles.wish is not None:
+        if roles.rank not in roles.members or len(roles.members) == 1 or roles.wishes:
             return NOT_NOW
-        roles.wish = Wish(False, roles.rank)
+        roles.wishes.append(Wish(False, roles.rank))
         return self._return
 
     def _return(self) -> None:
-        self._roles.wish = Wish(True, self._roles.rank)
+        self._roles.wishes.append(Wish(True, self._roles.rank))
 
     def _join(self, fault: Fault) -> object:
         """The lowest rank that is out comes in; noted by whoever this happens to."""
         roles = self._roles
-        if not roles.out or roles.wish is not None:
+        if not roles.out or roles.wishes:
             return NOT_NOW
-        roles.wish = Wish(True, fault.rank if fault.rank in roles.out else min(roles.out))  # type: ignore[arg-type,type-var]
+        named = isinstance(fault.rank, int) and fault.rank in roles.out
+        roles.wishes.append(Wish(True, int(fault.rank) if named else min(roles.out)))  # type: ignore[arg-type]
         return None
 
 
@@ -128,7 +129,7 @@ def exchange_wishes(
     Raises:
         RolesChanged: somebody wished something, and all know.
     """
-    wish = roles.wish
+    wish = roles.wishes[0] if roles.wishes else None
     words = exchange(word if wish is None else word - (1 << 63))
     if not (words < 0).any():
         return words

@@ -29,10 +29,11 @@ if device.rank == 0:
         device.observe()
         said[str(victim)] = [int(window.local[64 * victim]), device.read(window._word(victim))]
 elif device.rank in (1, 2):
-    device.compute(10_000_000)
+    device.compute(100_000_000 - device.now_ps)
     window.put(0, np.full(64, 7, np.uint8), 64 * device.rank)
+    device.compute(5_000_000)
     window.put_signal(0, np.full(64, 9, np.uint8), 64 * device.rank, device.rank, 1)
-    device.compute(1_000_000)
+    device.compute(5_000_000)
     window.quiet()
 elif device.rank == 3:
     device.compute(1000 * 1_000_000 - device.now_ps)
@@ -47,6 +48,9 @@ elif device.rank == 3:
             said["flaps"].append(-(error.fields["given_up_ps"] - start))
             break
         device.compute(7_000_000)
+elif device.rank == 4:
+    device.compute(2000 * 1_000_000 - device.now_ps)
+    device.compute(1)
 report(**said)
 """
 
@@ -57,8 +61,8 @@ def test_a_put_is_there_with_its_signal_or_not_at_all_and_flaps_are_met_by_phase
 ) -> None:
     """Found by it: a signal that overtakes its data, a put taken back with its rank."""
     plan = fault_plan(
-        {"kind": "kill", "rank": 1, "at_op": _before_signal()},
-        {"kind": "kill", "rank": 2, "at_op": _before_signal() + 1},
+        {"kind": "kill", "rank": 1, "at_ps": 103 * _US},
+        {"kind": "kill", "rank": 2, "at_ps": 108 * _US},
         {
             "kind": "link_flap",
             "link": "die:4",
@@ -74,9 +78,3 @@ def test_a_put_is_there_with_its_signal_or_not_at_all_and_flaps_are_met_by_phase
     assert len(flaps) == 6 and any(20 * _US <= took < 30 * _US for took in flaps), flaps
     assert any(took < 10 * _US for took in flaps), flaps
     assert [row["fired"] for row in run.faults] == [1, 1, 1]
-
-
-def _before_signal() -> int:
-    """The engine operation of a sender that carries the signal: barriers of `create` and the program's, the
-    compute, the put without signal before it."""
-    return 6

@@ -35,7 +35,7 @@ RECOVERY = (
     ("silence never noticed", BEATS, "> self._times.timeout_ps and", "> 1 << 60 and", RANKS),
     ("shell watches itself", BEATS, "if rank != shell:", "if True:", PURE),
     ("frozen rank comes back", "emulator/faults/injector.py", "if fenced:\n            self.end(now)", "if False:\n            self.end(now)", RANKS),
-    ("death while others recover missed", IN_PLACE, "while not self._undisturbed(self._set_up):\n                pass", "self._set_up()", RANKS),
+    ("death while others recover missed", IN_PLACE, "while self._changed and not self._undisturbed(self._set_up):\n                pass", "self._set_up()", RANKS),
     ("channels of old members", "serving/link.py", "self._exchange.regroup(np.array(living, np.int32))", "pass", RANKS),
     ("spare stands in for nobody", PLACE, "slots[spare] = slots[dead]", "pass", ROLES),
     ("a spare called in for a spare", ROLE, "served = [rank for rank in dead if rank not in self.out]", "served = list(dead)", ROLES),

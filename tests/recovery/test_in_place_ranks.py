@@ -149,7 +149,7 @@ def test_whoever_dies_wherever_every_answer_is_the_references() -> None:
         lost = [rank for change in entry["recoveries"] for rank in change["dead"]]
         assert len(lost) == len(set(lost)) == SCENARIOS[name][1], name
         for change in entry["recoveries"]:
-            assert 1.9 * _S < change["detect_ps"] <= 4 * _S, name
+            assert not change["dead"] or 1.9 * _S < change["detect_ps"] <= 4 * _S, name
     assert calm["violations"] == [] and calm_ps <= calm["last_token_ps"] <= 1.005 * calm_ps
     assert short["violations"] == [] and short["recoveries"] == []
     (stale,) = long["recoveries"]

@@ -27,8 +27,8 @@ def test_wishes_are_granted_alike_and_never_empty_the_pod() -> None:
     words = np.array([w.encode() for w in (Wish(False, 1), Wish(True, 3), Wish(True, 3))] + [NO_WISH])
     wishes = decode(words)
     assert wishes == [Wish(False, 1), Wish(True, 3)]
-    roles = Roles(1, [0, 1, 2, 3], {3}, wish=Wish(False, 1))
-    assert roles.grant(wishes) == ([3], [1]) and roles.out == {1} and roles.wish is None
+    roles = Roles(1, [0, 1, 2, 3], {3}, wishes=[Wish(False, 1), Wish(True, 1)])
+    assert roles.grant(wishes) == ([3], [1]) and roles.out == {1} and roles.wishes == [Wish(True, 1)]
     assert roles.grant([Wish(True, 7), Wish(False, 1)]) == ([], [])
     alone = Roles(0, [0, 2], {2})
     assert alone.grant([Wish(False, 0)]) == ([], []) and alone.members == [0]

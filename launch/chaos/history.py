@@ -58,6 +58,8 @@ def _hangs(served: Served) -> list[str]:
             found.append(f"round {life.round.number}: hung, ended from outside")
         elif life.machine is None:
             found.append(f"round {life.round.number}: ended without a report: {life.stderr.strip()[-300:]}")
+        if "Traceback (most recent call last)" in life.stderr:  # it died of itself, whoever went on
+            found.append(f"round {life.round.number}: a rank failed: {life.stderr.strip()[-300:]}")
         if life.leftovers:
             found.append(f"round {life.round.number}: left {', '.join(life.leftovers)} in /dev/shm")
     return found

@@ -120,13 +120,14 @@ class Recovery:
         self._undeclared |= {rank: watcher(rank, living, per_node) for rank in new}
         self._gone |= set(new)
         self.engine.roll_back()
+        served = [rank for rank in new if rank not in self.roles.out]
         stand_in = self.roles.lose(new)
         for rank in new:
             self._loading.pop(rank, None)
         reloads = self.masks.policy == LostExperts.LOAD
         members = self.roles.members
         relocation = without(self.placement, new, members, stand_in, reloads, self.masks.lost)
-        self._take_over(relocation, new, sorted(stand_in.values()))
+        self._take_over(relocation, served, sorted(stand_in.values()))
         known = self.device.board.silent_ps  # of those a plan has ended
         silent = [int(known[rank]) if known.size and known[rank] else found_ps for rank in new]
         self.record.recoveries[-1] |= {"change": change.fields["epoch"], "dead": new, "silent_ps": silent}

@@ -69,6 +69,7 @@ def test_a_good_history_has_no_violation() -> None:
         ("leak", "rank 0 allocated 5 KV blocks and freed 4"),
         ("rows", "priced_rows: 14 sent and 13 received"),
         ("hang", "round 1: hung"),
+        ("failed", "round 1: a rank failed: Traceback (most recent call last): it"),
         ("silent", "1 of 2 living ranks reported"),
         ("left", "left superpod-x in /dev/shm"),
         ("late", "recovery is not bounded"),
@@ -93,6 +94,8 @@ def test_a_broken_history_is_found(broken: str, says: str) -> None:
         last.results[0] = {**last.results[0], "work": {**_work(), "priced_rows_received": 6}}
     elif broken == "hang":
         last.exit_code = None
+    elif broken == "failed":
+        last.stderr = "Traceback (most recent call last): it"
     elif broken == "silent":
         last.results.pop()
     elif broken == "left":

@@ -51,7 +51,8 @@ class Cell:
         words += ["--enable-prefix-caching"] if self.prefix_cache else []
         words += ["--max-num-batched-tokens", str(BUDGET if self.chunked else 8192)]
         words += [] if self.chunked else ["--no-enable-chunked-prefill"]
-        words += ["--num-gpu-blocks-override", "26"] if self.preempted else []
+        if self.preempted:  # two prompts fill these exactly, with the prefix they share counted once
+            words += ["--num-gpu-blocks-override", "18" if self.prefix_cache else "26"]
         words += ["--mtp", str(self.mtp)] if self.mtp else []
         if self.eplb and self.ranks > 1:  # one rank holds every expert once: there is nothing to move
             spare = str(max(16, self.ranks - 256))
@@ -80,7 +81,7 @@ def cells(ranks: list[int]) -> Iterator[Cell]:
 def write_trace(path: Path, num_ranks: int) -> int:
     """Two prompts that share a prefix for each of the first ranks, arriving by two; requests written.
 
-    Two that run together fill 26 blocks exactly, so that their answers find none.
+    Two that run together fill 26 blocks exactly, or 18 where they share 8, so that their answers find none.
     """
     busy = min(num_ranks, 8)
     count = 3 * busy

@@ -1,7 +1,8 @@
 """The cache's decisions alone: no block lost, prefixes found, tiers in order, bytes by formula.
 
 Mutations seen to fail here: a kept block not taken out of the index when it is evicted; `share` without
-counting; the loads of a match not held in DRAM while room is made; `match` one block too long.
+counting; the loads of a match not held in DRAM while room is made; `match` one block too long; a hash that
+does not cover what is before it.
 """
 
 import itertools

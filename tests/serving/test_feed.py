@@ -58,6 +58,7 @@ def test_ranks_read_alike_even_one_exchange_apart_and_the_recording_reads_the_sa
     assert spec.params == SamplingParams(temperature=0.5)
     again = RecordedSource(record)
     assert is_recording(record) and read_recording(record)[0]["job"] == {}
+    assert read_recording(record)[1][-1] == {"exchange": 2, "close": True}
     taken = []
     for now_ps in (10, 20, 30):
         again.announce(True, now_ps)

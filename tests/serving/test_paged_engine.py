@@ -1,7 +1,6 @@
 """The engine over a paged cache, ranks as threads: the reference's bits, whatever is shared or given up.
 
-Mutations seen to fail here: a prefix matched with another's block; a preempted request resumed from its
-prompt alone; pages of a load not written; blocks committed before they are computed.
+Mutation seen to fail here: pages of a load not written.
 """
 
 import numpy as np

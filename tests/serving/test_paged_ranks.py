@@ -1,8 +1,4 @@
-"""Paged replays and open pods over real ranks: one answer, exact accounts, recordings that repeat.
-
-Mutations seen to fail here: a rank reads the log one exchange late; the recording without exchange numbers;
-an aborted request keeps its blocks; loads that are not charged.
-"""
+"""Paged replays and open pods over real ranks: one answer, exact accounts, recordings that repeat."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The paged scheduler alone: budgets kept, nobody lost, everybody ends once, no block leaked.
 
-Mutations seen to fail here: the victim keeps its segment; a preempted request forgets its outputs; the budget
-of a dropped segment is not given back; `answered` not set (outputs are asked for twice); blocks of an aborted
-request not freed; a hit that covers the whole prompt.
+Mutations seen to fail here: the victim keeps its segment; a preempted request forgets its outputs;
+`answered` not set (outputs are asked for twice); blocks of an aborted request not freed; a hit that covers
+the whole prompt.
 """
 
 from dataclasses import dataclass, field
@@ -115,6 +115,12 @@ def test_without_blocks_the_last_one_gives_up_and_goes_on_where_it_was() -> None
     first, second = request(0, 16, output=20), request(1, 16, output=20)
     scheduler.add(first)
     scheduler.add(second)
+    while not second.preemptions:
+        run.step()
+    given = len(second.outputs)
+    while not any(begun := [s for s in run.step() if s[0] == 1]):
+        pass
+    assert begun == [(1, 0, 16 + given)]  # prompt and outputs come back at once
     run.all()
     assert run.ended == [0, 1]
     assert scheduler.counts.preemptions >= 1 and first.preemptions == 0 < second.preemptions

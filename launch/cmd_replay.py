@@ -29,7 +29,13 @@ from emulator.faults import FaultPlan
 from launch import paths, prepared, run
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
-from launch.model_options import QuantizationOption, quantization_of
+from launch.model_options import (
+    AcceptanceOption,
+    MtpOption,
+    QuantizationOption,
+    acceptance_of,
+    quantization_of,
+)
 from launch.open_job import recorded_model, write_stop_table
 from launch.paging_options import (
     Balancing,
@@ -141,6 +147,8 @@ def register(app: typer.Typer) -> None:
         kv_pool_path: PoolPath = "ub",
         load_balancing: Balancing = "least-tokens",
         quantization: QuantizationOption = None,
+        mtp: MtpOption = 0,
+        mtp_acceptance: AcceptanceOption = None,
         layers_executed: Annotated[
             int | None, typer.Option(help="Layers of the made model; each is charged for several.")
         ] = None,
@@ -188,6 +196,10 @@ def register(app: typer.Typer) -> None:
             )
         plan_of_faults = None
         in_place = recovery_times(recovery, heartbeat_period, heartbeat_timeout)
+        if mtp and (faults is not None or in_place is not None or prepare is not None):
+            raise UsageError(
+                f"--mtp {mtp} does not go with --faults, --recovery or --prepare yet; leave one of them out"
+            )
         after = policy(num_ranks, in_place, spares, reload, degraded)
         if faults is not None or in_place is not None:
             refuse_with_faults(transport, trace_out, schedule_out, schedule_from, compare_schedule, prepare)
@@ -208,6 +220,8 @@ def register(app: typer.Typer) -> None:
         else:
             lines = [] if recorded else read_trace(trace, requests)
         config = _model_config(model, layers_executed)
+        if model is None and mtp:
+            config = config.model_copy(update={"num_nextn_predict_layers": mtp})
         with _job_directory() as own:
             place = own.path if prepare is None else prepare.resolve()
             job = ReplayJob(
@@ -233,6 +247,8 @@ def register(app: typer.Typer) -> None:
                 recovery=after.times,
                 spares=after.spares,
                 lost_experts=after.lost_experts,
+                mtp=mtp,
+                mtp_acceptance=acceptance_of(mtp_acceptance, mtp),
             )
             if recorded:
                 assert trace is not None
@@ -333,13 +349,18 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running, opening:
     """
     directory = own.path
     write_replay(plan, directory)
-    with _reference(own) if running.check_reference else nullcontext() as reference:
+    first = bool(plan.job.mtp_acceptance)  # drafts are drawn against what one process answers
+    if first:
+        opening.wait()
+    with _reference(own) if running.check_reference or first else nullcontext() as reference:
+        if first and reference is not None:
+            reference.wait()
         job = _run_ranks(plan, directory, running, opening)
         if job.exit_code in _STOPPED:
             raise typer.Exit(job.exit_code)
         if job.exit_code:
             raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")
-        if reference is not None:
+        if reference is not None and not first:
             with Console(stderr=True).status("one process answers the same requests …"):
                 reference.wait()
     answers = read_reference(directory) if running.check_reference else None

@@ -74,7 +74,7 @@ def common_parts(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile)
 
 
 def _make(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile) -> CommonParts:
-    model = load_model(job.model_dir, (), job.quantization)
+    model = load_model(job.model_dir, (), job.quantization, job.mtp)
     config = model.config
     priced = PricedModel.load(job.priced_as, profile, job.priced_overrides)
     placement = job_placement(job, config)

@@ -111,14 +111,15 @@ class Charges:
         decode_kv = np.array([s.priced_start + 1 for s in segments if s.decode], dtype=np.int64)
         prefill = [(s.priced_start, s.priced_count) for s in segments if not s.decode]
         rows = sum(segment.priced_count for segment in segments)
-        attention_ps = sum(self.priced.layer_kernels(decode_kv, prefill).values())
+        queries = max((s.count for s in segments if s.decode), default=1)  # more than 1 with drafts
+        attention_ps = sum(self.priced.layer_kernels(decode_kv, prefill, queries).values())
         return StepCharge(
             rows=rows,
             attention_ps=attention_ps + self.priced.router_ps(rows),
             dense_attention_ps=attention_ps,
             dense_ps=self.priced.dense_mlp_ps(rows),
             shared_ps=self.priced.shared_ps(rows) if self._shared_local else 0,
-            head_ps=self.priced.head_ps(sum(segment.samples for segment in segments)),
+            head_ps=self.priced.head_ps(sum(s.count if s.decode else s.samples for s in segments)),
         )
 
     def experts_ps(self, priced_rows_per_slot: NDArray[np.int64]) -> int:

@@ -78,6 +78,14 @@ Sampler = Callable[[torch.Tensor, Request, int], Sampled]
 """(logits float32[vocab], request with its outputs before this one, output position) -> token; pure."""
 
 
+class Speculating(Protocol):
+    """Who verifies drafts and makes new ones (`serving.speculation`)."""
+
+    def begin(self, segments: Sequence[Segment]) -> None: ...
+    def takes(self, request: Request, position: int) -> bool: ...
+    def settle(self, segments: Sequence[Segment]) -> None: ...
+
+
 @dataclass
 class RankRecord:
     """Everything one rank has to say at the end."""
@@ -96,6 +104,8 @@ class RankRecord:
     page_faults: list[dict[str, Any]] = field(default_factory=list)
     """Pages of KV lost here (`serving.recovery.pages`)."""
     recoveries: list[dict[str, Any]] = field(default_factory=list)
+    speculation: dict[str, Any] = field(default_factory=dict)
+    """What this rank's drafts came to (`serving.speculation`)."""
     """Deaths this rank has gone on after (`serving.recovery.in_place`)."""
     balancing: list[dict[str, Any]] = field(default_factory=list)
     """Rounds of balancing experts (`serving.eplb.balancer`)."""
@@ -121,6 +131,7 @@ class RankRecord:
             **({"decode": self.decode} if self.decode else {}),
             **({"page_faults": self.page_faults} if self.page_faults else {}),
             **({"recoveries": self.recoveries} if self.recoveries else {}),
+            **({"speculation": self.speculation} if self.speculation else {}),
             **({"balancing": self.balancing} if self.balancing else {}),
             **({"cache": self.cache} if self.cache else {}),
             **({"delivery": self.delivery} if self.delivery else {}),
@@ -205,6 +216,7 @@ class ServingEngine:
         self.refused: Callable[[], Mapping[int, str]] = dict
         self.strict = True
         self._in_flight: Sequence[Segment] = ()
+        self.speculation: Speculating | None = None
 
     def run(self) -> None:
         """Serve until no rank has work and no request is to come."""
@@ -306,12 +318,18 @@ class ServingEngine:
         self._scheduler.complete(_others(segments, lost))
         refused = self.refused()
         answers = [(segment.request, at) for segment in segments for at in segment.answers]
+        if self.speculation is not None:
+            self.speculation.begin(segments)
         for (request, position), row in zip(answers, logits, strict=True):
+            if self.speculation is not None and not self.speculation.takes(request, position):
+                continue
             if request.spec.request_id not in lost and request.spec.request_id not in refused:
                 self._append(request, position, row)
         for segment in segments if refused else ():
             if (reason := refused.get(segment.request.spec.request_id)) is not None:
                 segment.request.fail(reason)
+        if self.speculation is not None:
+            self.speculation.settle(segments)
         for request in self._scheduler.retire():
             self._finish(request)
 

@@ -27,6 +27,7 @@ from serving.model.kv_cache import PagedKV
 from serving.model.layers import Layer
 from serving.model.model import Model
 from serving.placement import EMPTY, Placement
+from serving.pricing import PricedModel
 from serving.scheduler import Segment
 
 COMPUTE_LABELS = {"attention": 1, "experts": 2, "dispatch": 3, "combine": 4, "other": 5, "kv_load": 6}
@@ -101,6 +102,20 @@ class Router(Protocol):
         """As `Layer.route`; row i is of request owners[i], at positions[i]."""
 
 
+class RowsOf(Protocol):
+    """Whose rows a step computes: requests, and of each row its request, its position
+    and its priced tokens, int64 [rows]."""
+
+    @property
+    def requests(self) -> list[int]: ...
+    @property
+    def owners(self) -> NDArray[np.int64]: ...
+    @property
+    def positions(self) -> NDArray[np.int64]: ...
+    @property
+    def shares(self) -> NDArray[np.int64]: ...
+
+
 class ComputeClock(Protocol):
     @property
     def now_ps(self) -> int: ...
@@ -133,11 +148,14 @@ class Forward:
         self.moved = dict.fromkeys(("kv_load_bytes", "kv_store_bytes", "kv_store_ps"), 0)
         """What has moved between the tiers, priced."""
         moe = [plan for plan in plans if plan.is_moe]
-        self._moe_layers = [model.layer(plan.index) for plan in moe]
-        self._moe_repeats = [plan.repeat for plan in moe]
-        self._idle_costs = [(charges.dispatch(0, p.repeat), charges.combine(0, p.repeat)) for p in moe]
+        self._num_dense = len(plans) - len(moe)
+        self._moe_layers = [model.layer(plan.index) for plan in moe] + [mtp.layer for mtp in model.mtp]
+        self._moe_repeats = [plan.repeat for plan in moe] + [1] * len(model.mtp)
+        self._idle_costs = [(charges.dispatch(0, k), charges.combine(0, k)) for k in self._moe_repeats]
         self._tables: list[Placement] = []
-        self.place([placement] * len(moe))
+        self.place([placement] * len(self._moe_layers))
+        self.last_rows = torch.empty(0)
+        """Rows of the last step after all layers, float32 [rows, hidden], where there are draft layers."""
         self.observe: Observer | None = None
         """Who counts what tokens choose."""
         self._serves = True
@@ -167,7 +185,22 @@ class Forward:
                 self._compute("other", plan.repeat * charge.dense_ps)
                 x = x + layer.dense(layer.norm(x))
         self._compute("other", charge.head_ps)
+        if self._model.mtp:
+            self.last_rows = x
         return self._model.logits(x.index_select(0, batch.sampled_rows))
+
+    @property
+    def priced(self) -> PricedModel:
+        """The model that is charged."""
+        return self._charges.priced
+
+    def shared_ps(self, rows: int) -> int:
+        """Price of local shared experts over priced rows."""
+        return self._charges.priced.shared_ps(rows) if not self._placement.shared_placed else 0
+
+    def charge(self, bucket: str, ps: int) -> None:
+        """Let my clock run on, for a part of a step that is computed elsewhere."""
+        self._compute(bucket, ps)
 
     def idle(self) -> None:
         """Host my experts for a step in which I have no tokens."""
@@ -214,14 +247,15 @@ class Forward:
         self._idle_costs = [(charges.dispatch(0, k), charges.combine(0, k)) for k in self._moe_repeats]
 
     def _moe(
-        self, layer: Layer, plan: LayerPlan, x: torch.Tensor, batch: _Batch, charge: StepCharge
+        self, layer: Layer, plan: LayerPlan, x: torch.Tensor, batch: RowsOf, charge: StepCharge
     ) -> torch.Tensor:
+        """A MoE layer after its attention: x float32 [rows, hidden] to the same, residual added."""
         h = layer.norm(x)
         if self.router is None:
             experts, weights = layer.route(h)
         else:
             experts, weights = self.router.route(layer, h, batch.owners, batch.positions)
-        moe_index = plan.index - (len(self._plans) - len(self._moe_layers))
+        moe_index = plan.index - self._num_dense
         if self.observe is not None:
             self.observe(moe_index, experts.numpy(), batch.shares)
         slots, factors = self._route_slots(moe_index, experts.numpy(), weights.numpy(), batch.positions)
@@ -238,7 +272,9 @@ class Forward:
             return x + routed
         return x + layer.joined(routed, h)
 
-    def _announce(self, state: str, batch: _Batch) -> None:
+    moe = _moe
+
+    def _announce(self, state: str, batch: RowsOf) -> None:
         if self.faults.active:
             for request in batch.requests:
                 self.faults.point(state, request=request)

@@ -101,6 +101,7 @@ class ReplayJob:
     spares: so many of the ranks, the last ones, serve only once
     another has died, or they are called in. lost_experts: what becomes of experts no living rank holds
     (`serving.recovery.masks.LostExperts`). note_states: report when requests enter their states.
+    mtp: draft layers used; mtp_acceptance: how often their drafts are right; empty: as often as they are.
     """
 
     model_dir: str
@@ -131,6 +132,8 @@ class ReplayJob:
     spares: int = 0
     lost_experts: str = "load"
     note_states: bool = False
+    mtp: int = 0
+    mtp_acceptance: tuple[float, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -160,6 +163,7 @@ def job_of(fields: dict[str, Any]) -> ReplayJob:
         "recovery": None if recovery is None else RecoveryTimes(**recovery),
         "paging": None if paging is None else PagingOptions(**paging),
         "eplb": None if eplb is None else EplbOptions(**eplb),
+        "mtp_acceptance": tuple(fields.get("mtp_acceptance", ())),
     }
     return ReplayJob(**(fields | made))
 

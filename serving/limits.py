@@ -64,6 +64,7 @@ def job_limits(
         kv_blocks=max(1, sum(blocks[: job.max_seqs])),
         block_tokens=KV_BLOCK_TOKENS,
         priced_kv_tokens=priced_kv_tokens,
+        drafts=job.mtp,
     )
 
 
@@ -116,6 +117,8 @@ def exchange_sizes(
     experts; the fullest rank may get `_HOT_RANK` times its share.
     """
     max_tokens = limits.max_step_tokens(job.token_scale)
+    if job.mtp > 1:  # draft layers after the first compute rows of the step before once more
+        max_tokens += job.max_seqs * (job.mtp - 1)
     pod_tokens = job.num_ranks * max_tokens
     if not job.is_open:
         pod_tokens = min(pod_tokens, sum(_most_at_once(job, spec) for spec in specs))
@@ -137,6 +140,10 @@ def _most_at_once(job: ReplayJob, spec: RequestSpec) -> int:
     """Functional tokens a request can bring to one step."""
     if job.paging is not None:  # given up, its answer is fed again besides its prompt
         return min(job.batched_tokens, spec.total_tokens)
+    if job.mtp:
+        return (
+            max(1 + job.mtp, min(job.batched_tokens // job.token_scale + 1, spec.prompt_tokens)) + job.mtp - 1
+        )
     return min(job.batched_tokens // job.token_scale + 1, spec.prompt_tokens)
 
 

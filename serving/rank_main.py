@@ -45,6 +45,7 @@ from serving.recovery.roles import RoleFaults, Roles
 from serving.recovery.stream import TokenStream
 from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler
+from serving.speculation import Speculation, SpeculativeScheduler, drafter_of
 
 
 class StepProgress(Protocol):
@@ -202,6 +203,8 @@ def build(
     model.open_experts(e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
     prefill = prefill_price(job, priced, placement)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank, prefill)
+    if job.mtp:
+        scheduler = SpeculativeScheduler(limits)
     cache = scheduler.kv if isinstance(scheduler, PagedScheduler) else None
     kv = PagedKV(config, limits.kv_blocks, limits.block_tokens, cache)
     record = RankRecord(keep=not job.feed)
@@ -240,6 +243,10 @@ def build(
         record=record,
         progress=_Housekeeping(progress, device.rank),
     )
+    if job.mtp:
+        assert isinstance(scheduler, SpeculativeScheduler)
+        drafter = drafter_of(job, directory, config.vocab_size)
+        engine.speculation = Speculation(forward, model, kv, scheduler, drafter, record.speculation)
     engine.count = partial(_count_cache, record, scheduler, forward, kv)
     _connect(job, engine, directory, device.rank)
     engine.faults = forward.faults = Points(device, record.points) if job.note_states else device.faults

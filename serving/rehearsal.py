@@ -49,7 +49,7 @@ def serve_alone(parts: CommonParts, specs: Sequence[RequestSpec], directory: str
     sizes = exchange_sizes(job, limits, placement, config.num_experts_per_tok, specs)
     sent = config.num_experts_per_tok + placement.shared_placed
     memory = machine_bytes(sizes, sent, config.hidden_size, placement.slots_per_rank)
-    model = load_model(job.model_dir, (), job.quantization)
+    model = load_model(job.model_dir, (), job.quantization, job.mtp)
     solo = CommonParts(job, config, parts.priced, placement, limits, sizes, parts.plans, model)
     Progress(directory, 1, create=True)
     device = solo_device(profile=job.profile, set=dict(job.overrides), **memory)

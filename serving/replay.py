@@ -17,7 +17,7 @@ from serving.eplb.room import check_eplb, eplb_bytes
 from serving.feed import read_recording, spec_of
 from serving.job import ReplayJob, write_requests, write_schedule
 from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes, touched_bytes
-from serving.model.config import ModelConfig
+from serving.model.config import ModelConfig, with_mtp
 from serving.placement import Placement
 from serving.pricing import PricedModel
 from serving.quantization import quantization_facts
@@ -32,6 +32,7 @@ from serving.report import (
 from serving.request import RequestSpec
 from serving.schedule import Schedule, check_identity, compare, identify, record, rehearse
 from serving.scheduler import SchedulerLimits
+from serving.speculation_report import check_speculation, speculation_facts
 from serving.tables import bytes_by_class
 from serving.traces import TraceRequest
 from serving.workload import WorkloadOptions, make_requests
@@ -105,7 +106,8 @@ def _plan(
     fixed: Schedule | None,
     compared: Schedule | None,
 ) -> Replay:
-    config = config.model_copy(update={"quantization": job.quantization})
+    config = with_mtp(config, job.mtp, job.model_dir).model_copy(update={"quantization": job.quantization})
+    check_speculation(job)
     profile = load_profile(job.profile, job.overrides)
     Topology.from_profile(profile, job.num_ranks)
     priced = PricedModel.load(job.priced_as, profile, job.priced_overrides)
@@ -192,6 +194,8 @@ def merge(
     if differing is not None:
         invariants["tokens_equal_reference"] = not differing
     schedule = recorded_schedule(replay, results)
+    job = replay.job
+    speculation = {"speculation": speculation_facts(job.mtp, job.mtp_acceptance, results)} if job.mtp else {}
     quantization = _quantization(replay, reference, invariants)
     if replay.fixed is not None:
         invariants["schedule_followed"] = schedule.sha256 == replay.fixed.sha256
@@ -210,6 +214,7 @@ def merge(
         **balancing_facts(replay, results),
         "labels": _labels(replay),
         **quantization,
+        **speculation,
         "configuration": _configuration(replay),
         **({} if (cache := cache_facts(results)) is None else {"cache": cache}),
         **(recorded_answers(results) if replay.job.is_open else {}),

@@ -15,6 +15,7 @@ from typing import Any
 from serving.ledger import BUCKETS
 from serving.metrics import LatencyReport, Timeline, latency_report
 from serving.request import RequestSpec
+from serving.speculation_report import rejected_rows
 
 _BINDS = 0.5
 PS_PER_S = 1_000_000_000_000
@@ -108,6 +109,7 @@ def _all_charged(
     """Whether what was charged is what requests came to, less what was found in a cache, and what was given
     up besides."""
     cache = sum_fields([result["cache"] for result in results if "cache" in result])
+    charged -= rejected_rows(results)
     if not cache:
         return charged == sum(spec.priced_total for spec in specs if _succeeded(spec, endings))
     ended = sum(int(entry["charged"]) for result in results for entry in result["requests"])

@@ -88,6 +88,8 @@ class Request:
     stop_reason: int | str | None = None
     preemptions: int = 0
     cached: int = 0
+    drafts: list[int] = field(default_factory=list)
+    """Guesses of the outputs that follow, fed with the last one (`serving.speculation`)."""
 
     @property
     def known_tokens(self) -> int:
@@ -114,7 +116,8 @@ class Request:
         if len(prompt) == count:
             return prompt
         first = max(0, start - self.spec.prompt_tokens)
-        outputs = np.asarray(self.outputs[first : end - self.spec.prompt_tokens], dtype=np.int64)
+        known = [*self.outputs, *self.drafts] if self.drafts else self.outputs
+        outputs = np.asarray(known[first : end - self.spec.prompt_tokens], dtype=np.int64)
         return np.concatenate([prompt, outputs]) if len(prompt) else outputs
 
     def all_tokens(self) -> NDArray[np.int64]:

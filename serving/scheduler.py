@@ -34,6 +34,7 @@ class SchedulerLimits:
     kv_blocks: int
     block_tokens: int
     priced_kv_tokens: int
+    drafts: int = 0
 
     def max_step_tokens(self, scale: int) -> int:
         """Most functional tokens one step can hold; sizes the dispatch buffers.
@@ -46,7 +47,7 @@ class SchedulerLimits:
                 f"--max-num-batched-tokens {self.batched_tokens} is below the token scale {scale}: no prompt "
                 f"token would ever fit into a step; the least is {scale}"
             )
-        return min(self.batched_tokens, self.max_seqs + self.batched_tokens // scale)
+        return min(self.batched_tokens, self.max_seqs * (1 + self.drafts) + self.batched_tokens // scale)
 
     def blocks(self, spec: RequestSpec) -> int:
         """KV blocks a request holds at its end."""

@@ -5,7 +5,15 @@ from serving.model.config_base import ModelConfig, YarnConfig
 from serving.model.config_deepseek import DeepseekV3Config
 from serving.model.config_qwen import Qwen3MoeConfig
 
-__all__ = ["PRESETS", "DeepseekV3Config", "ModelConfig", "Qwen3MoeConfig", "YarnConfig", "preset_config"]
+__all__ = [
+    "PRESETS",
+    "DeepseekV3Config",
+    "ModelConfig",
+    "Qwen3MoeConfig",
+    "YarnConfig",
+    "preset_config",
+    "with_mtp",
+]
 
 _MINI = DeepseekV3Config(
     vocab_size=512,
@@ -97,3 +105,17 @@ def preset_config(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise UsageError(f"unknown model preset {name!r}; choose from {', '.join(sorted(PRESETS))}")
     return PRESETS[name]
+
+
+def with_mtp(config: ModelConfig, layers: int, source: str) -> ModelConfig:
+    """The configuration with so many draft layers computed.
+
+    Raises:
+        UsageError: the checkpoint has fewer.
+    """
+    if layers > config.num_nextn_predict_layers:
+        raise UsageError(
+            f"--mtp {layers}: {source} has num_nextn_predict_layers={config.num_nextn_predict_layers}; "
+            "superpod make-checkpoint --mtp-layers makes some"
+        )
+    return config.model_copy(update={"mtp_layers": layers})

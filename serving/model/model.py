@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from emulator.errors import UsageError
-from serving.model.config import ModelConfig
+from serving.model.config import ModelConfig, with_mtp
 from serving.model.kv_cache import PagedKV, Segment
 from serving.model.layers import Layer
 from serving.model.mtp import MtpLayer
@@ -116,20 +116,6 @@ def _checked_experts(config: ModelConfig, directory: Path, experts: Iterable[int
                 f"{directory}: expert {expert} does not exist; there are {config.n_routed_experts}"
             )
     return chosen
-
-
-def with_mtp(config: ModelConfig, layers: int, source: str) -> ModelConfig:
-    """The configuration with so many draft layers computed.
-
-    Raises:
-        UsageError: the checkpoint has fewer.
-    """
-    if layers > config.num_nextn_predict_layers:
-        raise UsageError(
-            f"--mtp {layers}: {source} has num_nextn_predict_layers={config.num_nextn_predict_layers}; "
-            "superpod make-checkpoint --mtp-layers makes some"
-        )
-    return config.model_copy(update={"mtp_layers": layers})
 
 
 def load_model(

@@ -199,15 +199,19 @@ def start(options: argparse.Namespace, folder: Path) -> tuple[subprocess.Popen[s
         start_new_session=True,
     )
     assert server.stderr is not None
-    found = None
-    while found is None:
-        line = server.stderr.readline()
-        if not line:
-            raise SystemExit(f"the server ended with exit code {server.wait()}")
-        print(line, end="", file=sys.stderr)
-        found = re.search(r"http://\S+", line)
-    target = Target.parse(found[0])
-    asyncio.run(healthy(target))
+    try:
+        found = None
+        while found is None:
+            line = server.stderr.readline()
+            if not line:
+                raise SystemExit(f"the server ended with exit code {server.wait()}")
+            print(line, end="", file=sys.stderr)
+            found = re.search(r"http://\S+", line)
+        target = Target.parse(found[0])
+        asyncio.run(healthy(target))
+    except BaseException:
+        server.kill()
+        raise
     return server, target
 
 
@@ -259,6 +263,7 @@ def judge(
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server ends with us
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

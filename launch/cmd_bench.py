@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
     """Add the subcommand."""
     from launch.bench_coll import bench_coll
     from launch.bench_ep import bench_ep
-    from launch.cmd_bench_serve import ManyObjectives, bench_serve
+    from launch.bench_serve import ManyObjectives, bench_serve
 
     bench = typer.Typer(cls=_Kinds, add_completion=False)
     bench.command(_PAIR, no_args_is_help=True, hidden=True)(bench_command)

@@ -140,12 +140,13 @@ def is_loopback(host: str) -> bool:
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket. Raises UsageError: the port is taken, or may not be."""
+    """A listening socket. Raises UsageError: the port is taken, or may not be."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            listener.listen(_BACKLOG)  # so that nobody is turned away before the API process is there
         except OSError as error:
             raise UsageError(
                 f"--host {host} --port {port}: {error.strerror}; --port 0 takes a free one"
@@ -259,6 +260,7 @@ class _Serving:
 
 
 _API_END_S = 10.0
+_BACKLOG = 2048
 
 
 def summary(result: dict[str, Any]) -> dict[str, Any]:

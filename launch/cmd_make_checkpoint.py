@@ -16,6 +16,10 @@ def register(app: typer.Typer) -> None:
     app.command("make-checkpoint")(make_checkpoint_command)
 
 
+LEAST_VOCABULARY = 260
+"""Of the byte-level tokenizer: 256 bytes and four special tokens (`serving.api.made_tokenizer`)."""
+
+
 def make_checkpoint_command(
     directory: Annotated[Path, typer.Argument(help="Where to write config.json and the tensors.")],
     preset: Annotated[
@@ -46,6 +50,12 @@ def make_checkpoint_command(
     from serving import model  # torch takes a second: only this command needs it
 
     made = _with_draft_layers(model.preset_config(preset), mtp_layers)
+    if tokenizer and made.vocab_size < LEAST_VOCABULARY:
+        fit = ", ".join(n for n, c in model.PRESETS.items() if c.vocab_size >= LEAST_VOCABULARY)
+        raise UsageError(
+            f"--tokenizer needs a vocabulary of {LEAST_VOCABULARY} and {preset} has {made.vocab_size}: "
+            f"take --preset {fit}"
+        )
     if drift is not None:
         if expert_skew is None or balance_router:
             raise UsageError("--drift moves hot experts: give --expert-skew as well, and no --balance-router")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import serving
 from emulator.errors import UsageError
 from launch.paging_options import paging_options
 from serving.feed import read_recording
 from serving.job import ReplayJob
 from serving.model import ModelConfig
 from serving.replay import Replay, plan_serve
+
+_PRICED = Path(serving.__file__).parent / "priced"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,13 @@ def open_plan(model: Path, num_ranks: int, options: OpenOptions) -> tuple[Replay
         feed=True,
         record=options.record,
     )
-    plan = plan_serve(job, config)
+    try:
+        plan = plan_serve(job, config)
+    except UsageError as error:
+        if "priced as" not in str(error):
+            raise
+        known = ", ".join(sorted(p.stem for p in _PRICED.glob("*.toml")))
+        raise UsageError(f"{error}; --priced-as takes {known}, or a .toml file of this shape") from None
     most = min(plan.limits.context, plan.limits.priced_context)
     length = most if options.max_model_len is None else options.max_model_len
     if length > most:

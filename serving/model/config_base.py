@@ -155,6 +155,8 @@ class ModelConfig(BaseModel):
         for key, supported in family.only_supported.items():
             if raw.get(key, supported) != supported:
                 raise UsageError(f"{source}: {key}={raw[key]!r} is not supported; only {supported!r} is")
+        if raw.get("quantization_config") is not None:
+            raise UsageError(f"{source}: {_stored_as(raw['quantization_config'])}")
         fields = {**raw, **family.translated(raw, source)}
         rope = _rope_settings(raw, source)
         fields["rope_theta"] = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
@@ -185,6 +187,17 @@ class ModelConfig(BaseModel):
     def hf_rope(self) -> dict[str, Any] | None:
         """The `rope_scaling` of `config.json`."""
         return None if self.yarn is None else {"type": "yarn", **without_none(self.yarn.model_dump())}
+
+
+def _stored_as(quantization: Any) -> str:
+    """Why weights of this `quantization_config` are not read."""
+    settings = quantization if isinstance(quantization, dict) else {}
+    method, block = settings.get("quant_method"), settings.get("weight_block_size")
+    scaled = f" with scales of {block} blocks" if block else ""
+    return (
+        f"quantization_config: weights quantised as {method!r}{scaled} are not read; convert them to "
+        "bfloat16 or float32"
+    )
 
 
 def _family(raw: dict[str, Any], source: str) -> type[ModelConfig]:

@@ -24,7 +24,6 @@ class DeepseekV3Config(ModelConfig):
         "moe_layer_freq": 1,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
-        "quantization_config": None,
     }
 
     first_k_dense_replace: int = Field(ge=0)

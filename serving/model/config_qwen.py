@@ -22,7 +22,6 @@ class Qwen3MoeConfig(ModelConfig):
         "hidden_act": "silu",
         "decoder_sparse_step": 1,
         "use_sliding_window": False,
-        "quantization_config": None,
     }
     router_score: ClassVar[Literal["sigmoid", "softmax"]] = "softmax"
     router_has_bias: ClassVar[bool] = False

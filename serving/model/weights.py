@@ -23,6 +23,7 @@ __all__ = ["CheckpointFiles", "write_safetensors"]
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _ALIGN_BYTES = 64  # a cache line: every tensor we write starts on one
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ENTRY = re.compile(rb"\s*:\s*(\{[^{}]*\})")
 _WINDOW = 1 << 13
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -84,13 +85,17 @@ class _MappedFile:
             raise UsageError(f"{self.path}: safetensors header: {name} lacks {', '.join(sorted(missing))}")
         return entry
 
-    def check(self, name: str, shape: tuple[int, ...]) -> int:
-        """Byte offset in the file of a tensor that is whole and as expected."""
+    def check(self, name: str, shape: tuple[int, ...]) -> tuple[int, torch.dtype]:
+        """Byte offset in the file, and type, of a tensor that is whole and as expected."""
         entry = self._entry(name)
         if entry is None:
             raise UsageError(f"{self.path}: tensor {name} is missing")
-        if entry["dtype"] != "F32":
-            raise UsageError(f"{self.path}: tensor {name} has dtype {entry['dtype']}; only F32 is supported")
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise UsageError(
+                f"{self.path}: tensor {name} has dtype {entry['dtype']}; "
+                f"only {', '.join(_DTYPES)} are supported"
+            )
         if tuple(entry["shape"]) != shape:
             raise UsageError(
                 f"{self.path}: tensor {name} has shape {list(entry['shape'])}; "
@@ -98,14 +103,19 @@ class _MappedFile:
             )
         begin, end = entry["data_offsets"]
         count = math.prod(shape)
-        if end - begin != 4 * count or self._data_start + end > len(self._map):
-            raise UsageError(f"{self.path}: tensor {name} is cut short ({end - begin} of {4 * count} bytes)")
-        return int(self._data_start + begin)
+        size = dtype.itemsize * count
+        if end - begin != size or self._data_start + end > len(self._map):
+            raise UsageError(f"{self.path}: tensor {name} is cut short ({end - begin} of {size} bytes)")
+        return int(self._data_start + begin), dtype
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        offset = self.check(name, shape)
+        offset, dtype = self.check(name, shape)
         count = math.prod(shape)
-        return torch.frombuffer(self._map, dtype=torch.float32, count=count, offset=offset).view(shape)
+        if offset % dtype.itemsize:  # the format does not promise alignment
+            data = self._map[offset : offset + dtype.itemsize * count]
+            return torch.frombuffer(bytearray(data), dtype=dtype).view(shape).to(torch.float32)
+        found = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
+        return found.to(torch.float32)  # float32 stays the view
 
 
 class CheckpointFiles:
@@ -139,7 +149,7 @@ class CheckpointFiles:
         return self._open[file_name]
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """A float32 view `shape` of tensor `name`.
+        """Tensor `name` as float32 of `shape`: a view where it is stored so, else a copy.
 
         Raises:
             UsageError: the tensor or its file is missing, or has another shape, dtype or length.

@@ -101,3 +101,17 @@ def test_the_error_is_bounded_and_there(both: tuple[Model, Model]) -> None:
 
 def test_weights_take_a_byte_each_and_a_scale_a_channel(tmp_path: Path) -> None:
     assert Int8Matrix(randn(32, 48)).num_bytes == 32 * 48 + 4 * 32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_checkpoints_in_16_bit_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    """As the float32 of their values."""
+    from safetensors.torch import load_file, save_file
+
+    make_checkpoint(tmp_path, "tiny", seed=2)
+    file, tokens = tmp_path / "model.safetensors", torch.arange(40) % 64
+    stored = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    save_file(stored, file)
+    found = alone(load_model(tmp_path), tokens)
+    save_file({name: tensor.to(torch.float32) for name, tensor in stored.items()}, file)
+    assert bits_equal(found, alone(load_model(tmp_path), tokens))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 CHOSEN = {  # what a rank times, and how often; the first time is left out
     "operations": (("put", "get", "small get", "dispatch", "all-reduce"), 12),
-    "linear": (("small get",), 16),
+    "linear": (("small get",), 24),
     "latency": (("get", "small get"), 6),
     "bandwidth": (("middle get", "small get"), 6),
     "sweep": (("put", "small get"), 12),

@@ -25,9 +25,11 @@ from serving.model.weights import CheckpointFiles
 __all__ = ["make_drifting_checkpoint", "section_tokens"]
 
 _SEQUENCES, _ROUNDS, _STEP, _DECAY = 2560, 90, 0.35, 0.95
-_EMBEDDED, _PREFERRED = 8.0, 3.0
+_EMBEDDED, _PREFERRED = 16.0, 3.0
 """Length of a section's direction in an embedding (the rest has about the square root of the hidden size),
 and in a row of the head."""
+_HIGHEST = 1.0
+"""What the gate adds at most to a hot expert's logit, in the mean: above, its scores would all be about 1."""
 _GRID = 1.0 / (1 << 14)
 
 
@@ -129,5 +131,6 @@ def _fitted_gate(
             got = np.bincount(chosen[r].ravel(), minlength=len(wanted)) * len(wanted) / chosen[r].size
             change = np.clip(np.log((wanted[:, s] + 0.05) / (got + 0.05)), -1, 1)
             read[:, s] += (step / strength[s] * change).astype(np.float32)
+            read[:, s] -= max(0.0, read[:, s].max() - _HIGHEST / strength[s])
         step *= _DECAY
     return layer.router_weight + torch.from_numpy(np.round(read / _GRID) * _GRID).float() @ directions

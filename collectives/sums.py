@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 Fold = Callable[[Bytes], npt.NDArray[Any]]
 """uint8 [g, n] -> their sum, of n bytes."""
+_DONE, _BEGUN = 0, 1
 
 
 class Sums:
     """Vectors of all ranks of a group in `size` blocks of `unit` bytes, and their sums.
 
-    Under `shared` a mark for each chunk says that its sums are there (the number of the call, after them:
-    stores are seen in order on x86). Under `rma` ranks cannot write for others, and each adds up all for
-    itself.
+    Under `shared` two marks for each chunk, the number of the call in either, say that somebody adds it up,
+    and that its sums are there (stores are seen in order on x86). Under `rma` ranks cannot write for others,
+    and each adds up all for itself.
     """
 
     def __init__(self, store: SharedStore, unit: int) -> None:
@@ -38,21 +39,22 @@ class Sums:
         self._parts = store.units(unit, store.size)
         self._sums = store.units(unit, 1, after=self._parts)
         if self._shared:
-            self._marks = store.units(8, 1, after=self._sums)
+            self._marks = store.units(16, 1, after=self._sums)
         self._folded: Bytes | None = None
 
     def publish(self, call: int, raw: Bytes) -> None:
         """Publish my vector, and that the sums of the chunk of my number are not there; before I enter."""
         if self._shared:
-            self._marks.publish(call, np.zeros(8, np.uint8))
+            self._marks.publish(call, np.zeros(16, np.uint8))
         self._parts.publish(call, raw)
 
     def add_mine(self, call: int, fold: Fold) -> None:
-        """See that the sum of my block is published, after all have entered."""
+        """See that the sum of my block is published when all have done so, after all have entered: by me, or
+        by who has begun with its chunk."""
         if not self._unit:
             return
         if self._shared:
-            self._add_up(call, fold, [self._store.rank // self._parts.per_chunk])
+            self._add_up(call, fold, [self._store.rank // self._parts.per_chunk], _BEGUN)
         else:
             self._sums.publish(call, fold(self._parts.column(call, self._store.rank)).view(np.uint8))
 
@@ -62,7 +64,9 @@ class Sums:
             return
         if self._shared:
             first, chunks = self._store.rank // self._parts.per_chunk, self._parts.chunks
-            self._add_up(call, fold, ((first + at) % chunks for at in range(chunks)))
+            order = [(first + at) % chunks for at in range(chunks)]
+            self._add_up(call, fold, order, _BEGUN)
+            self._add_up(call, fold, order, _DONE)  # what others have begun and I cannot wait for
         else:
             blocks = [fold(self._parts.column(call, block)) for block in range(self._store.size)]
             self._folded = np.stack(blocks).view(np.uint8)
@@ -75,12 +79,14 @@ class Sums:
         elif self._unit:
             self._sums.take(call, 0, array)
 
-    def _add_up(self, call: int, fold: Fold, chunks: Iterable[int]) -> None:
-        """Add up what nobody has yet."""
-        marks = self._marks.column(call, 0).view(np.int64)[:, 0]
+    def _add_up(self, call: int, fold: Fold, chunks: Iterable[int], unless: int) -> None:
+        """Add up what nobody has begun, or has done, yet."""
+        marks = self._marks.column(call, 0).view(np.int64)
         for chunk in chunks:
-            if marks[chunk] != call:  # by now
+            if marks[chunk, unless] != call:  # by now
+                mine = self._marks.of_rank(call, chunk, 0).view(np.int64)
+                mine[_BEGUN] = call
                 with np.errstate(all="ignore"):  # of what lies between units
                     total = fold(self._parts.chunk(call, chunk)).view(np.uint8)
                 self._sums.write(call, chunk * self._parts.per_chunk, total)
-                self._marks.of_rank(call, chunk, 0)[:] = np.array([call]).view(np.uint8)
+                mine[_DONE] = call

@@ -6,8 +6,10 @@ a tensor that is not gets an array of its own, which `Landing.settle` copies bac
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,13 @@ _BOOL_OPS = {
     "bor": "max",
     "bxor": "bxor",
 }
-_NUMPY = frozenset(
-    (torch.float32, torch.float64, torch.float16, torch.complex64, torch.complex128, torch.int8, torch.int16)
-    + (torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-)
+_NUMPY = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "complex64", "complex128"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+} | {torch.bfloat16: np.dtype(np.uint16)}
 
 
 def kind_of(tensor: torch.Tensor) -> str | None:
@@ -67,13 +72,30 @@ def array_of(tensor: torch.Tensor) -> Array:
         )
     plain = tensor.detach()
     plain = plain.reshape(1) if plain.ndim == 0 else plain
-    if plain.dtype in _NUMPY:
-        return plain.numpy()
-    if plain.dtype == torch.bfloat16:
-        return plain.view(torch.int16).numpy().view(np.uint16)
-    if plain.element_size() == 1:
-        return plain.view(torch.uint8).numpy()
-    raise DtypeError(f"superpod: no collective moves {plain.dtype}")
+    kind = _NUMPY.get(plain.dtype) or (np.dtype(np.uint8) if plain.element_size() == 1 else None)
+    if kind is None:
+        raise DtypeError(f"superpod: no collective moves {plain.dtype}")
+    return _memory(plain, kind) if plain.numel() else np.empty(plain.shape, kind)
+
+
+def _memory(tensor: torch.Tensor, kind: np.dtype[Any]) -> Array:
+    """A tensor's memory as an array that keeps the tensor. (`Tensor.numpy` does the same, but forbids for
+    ever that the storage changes its size, as sharded parameters of FSDP do.)"""
+    shape, strides = tensor.shape, tensor.stride()
+    if tensor.is_contiguous():
+        held = _bytes_of(tensor.numel() * kind.itemsize).from_address(tensor.data_ptr())
+        held.tensor = tensor
+        flat: Array = np.frombuffer(held, kind)
+        return flat if len(shape) == 1 else flat.reshape(shape)
+    reach = 1 + sum((count - 1) * step for count, step in zip(shape, strides, strict=True))
+    held = _bytes_of(reach * kind.itemsize).from_address(tensor.data_ptr())
+    held.tensor = tensor
+    return np.ndarray(tuple(shape), kind, held, 0, tuple(step * kind.itemsize for step in strides))
+
+
+@lru_cache(maxsize=1024)
+def _bytes_of(count: int) -> Any:
+    return ctypes.c_ubyte * count
 
 
 @dataclass

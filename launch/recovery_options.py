@@ -61,7 +61,7 @@ def policy(num_ranks: int, times: RecoveryTimes | None, spares: int, reload: boo
     """The policy that options ask for. Raises UsageError: what only recovery in place has; no rank serves."""
     if times is None and (degraded or not reload or spares):
         raise UsageError("--spares, --no-reload, --allow-degraded: only with --recovery in-place")
-    if spares >= num_ranks:
+    if spares and spares >= num_ranks:
         raise UsageError(f"--spares {spares} of {num_ranks} ranks: at most {num_ranks - 1}, one has to serve")
     return Policy(times, spares, "mask" if degraded else "load" if reload else "fail")
 

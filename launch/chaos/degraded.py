@@ -11,7 +11,7 @@ from typing import Any
 from launch import paths
 from launch.chaos.rounds import Served
 from launch.helper import Helper
-from serving.recovery.masked_reference import ANSWERED, ASKED
+from serving.recovery.touch import ANSWERED, ASKED
 from serving.replay import Replay, write_replay
 
 Answers = dict[int, tuple[tuple[int, ...], str]]

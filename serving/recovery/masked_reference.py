@@ -18,9 +18,9 @@ from serving.model.kv_cache import PagedKV
 from serving.model.model import Model, load_model
 from serving.model.reference import LogitHash, forward
 from serving.model.sampling import SamplingParams, sample
+from serving.recovery.touch import ANSWERED, ASKED
 from serving.request import RequestSpec
 
-ASKED, ANSWERED = "masked.json", "masked-reference.jsonl"
 _PAGE_SIZE = 64
 
 

@@ -14,7 +14,6 @@ A dead rank's expert has no replica, no spare loads it, and it is not loaded ane
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from emulator.errors import UsageError
 from serving.model.layers import Layer
+from serving.recovery.touch import Touch
 from serving.scheduler import Segment
 
 
@@ -32,14 +32,6 @@ class LostExperts(Enum):
     LOAD = "load"
     FAIL = "fail"
     MASK = "mask"
-
-
-@dataclass
-class Touch:
-    """A touched request: lost experts it was routed to (layer-wise ones count once), first output touched."""
-
-    experts: set[int] = field(default_factory=set)
-    first_output: int = 1 << 30
 
 
 def route_without(layer: Layer, h: torch.Tensor, lost: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.recovery.masks import Touch
+from serving.recovery.touch import Touch
 from serving.request import Request, RequestSpec
 
 _FILE = "stream.bin"

@@ -15,7 +15,15 @@ from emulator.errors import UsageError
 
 COSTS = EpCosts(7680, 5, 6, 7, 32)
 NO_MEMORY = SimpleNamespace(
-    device=SimpleNamespace(rank=0, num_ranks=4, topology=SimpleNamespace(dies_per_node=16)), members=range(4)
+    device=SimpleNamespace(
+        rank=0,
+        num_ranks=4,
+        topology=SimpleNamespace(dies_per_node=16),
+        renew=lambda: None,
+        dead=np.zeros(4, np.int64),
+        config=SimpleNamespace(keep_going=False),
+    ),
+    members=range(4),
 )
 """A group whose device can only be asked who it is."""
 

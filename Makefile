@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 RANKS  ?= 32
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST_ARGS ?=
 export PATH := $(abspath $(BIN)):$(PATH)
 

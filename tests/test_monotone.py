@@ -122,11 +122,11 @@ def test_latency_between_nodes_lengthens_runs_that_cross_them(tmp_path: Path, re
             "virtual_duration_s"
         ]
         for ranks, nodes in ((RANKS, SMALL_NODES), (17, ()), (4, SMALL_NODES))
-        for latency in (2, 2.5, 8)
+        for latency in (2, 8)
     }
     for ranks in (RANKS, 17):
-        assert times[ranks, 2] < times[ranks, 2.5] < times[ranks, 8], times
-    assert times[4, 2] == times[4, 2.5] == times[4, 8]  # one node: nothing crosses
+        assert times[ranks, 2] < times[ranks, 8], times
+    assert times[4, 2] == times[4, 8]  # one node: nothing crosses
 
 
 def test_a_live_anomaly_is_named(tmp_path: Path, replay: Replay, model: Model) -> None:

@@ -68,7 +68,7 @@ def test_random_programs(seeds):
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("num_ranks", [19, 40])
+@pytest.mark.parametrize("num_ranks", [19, pytest.param(40, marks=pytest.mark.sweep)])
 def test_nodes_of_sixteen_dies(num_ranks):
     """The real shape of a node, the last one incomplete; every second call is an exchange."""
     seed = next(s for s in range(1000) if random.Random(s).choice((0, 0, 1, 2, 5)) == 2 and s % 3 == 0)

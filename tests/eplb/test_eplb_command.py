@@ -94,6 +94,7 @@ def test_bad_options_are_refused(
     assert message in line
 
 
+@pytest.mark.sweep
 def test_hot_experts_move_from_section_to_section(tmp_path: Path) -> None:
     """Fails where all sections have the same loads, or the gate does not read the section."""
     config = make_drifting_checkpoint(tmp_path, "tiny", 4, skew=2.5, sections=2)

@@ -197,7 +197,7 @@ def test_a_storm_of_notices_loses_none():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "seeds"), [(16, 100), (64, 4)])
+@pytest.mark.parametrize(("n", "seeds"), [(16, 100), pytest.param(64, 4, marks=pytest.mark.sweep)])
 def test_a_long_storm(n, seeds):
     assert len(run_ranks(n, STORM.replace("SEEDS", str(seeds)), timeout_s=280).reports) == n
 

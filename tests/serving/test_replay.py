@@ -113,6 +113,7 @@ def test_answers_do_not_depend_on_the_ranks_and_equal_the_reference(
     assert len(answers) == 1
 
 
+@pytest.mark.sweep
 def test_results_are_equal_over_either_transport(tmp_path: Path, trace: str, mini_model: str) -> None:
     arguments = [*BASE, "-n", "4", "--trace", trace, "--model", mini_model]
     first = run(tmp_path, *arguments)
@@ -315,6 +316,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert re.search(words, error), error
 
 
+@pytest.mark.sweep
 def test_placement_is_shown(tmp_path: Path, trace: str, mini_model: str) -> None:
     done = command(
         *BASE, "-n", "2", "--trace", trace, "--model", mini_model, "--show-placement", "--requests", "1"

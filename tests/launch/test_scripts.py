@@ -35,7 +35,7 @@ def test_fault_run(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["serve_32.sh", *(pytest.param(n, marks=pytest.mark.sweep) for n in ("serve_384.sh", "slurm.sbatch")],
+    ["serve_32.sh", *(pytest.param(n, marks=pytest.mark.sweep) for n in ("serve_384.sh", "slurm.sbatch"))],
 )
 def test_serve(sandbox: Sandbox, name: str) -> None:
     small = {"RANKS": "2", "REQUESTS": "2", "MAX_OUTPUT": "2", "SCRIPTS": str(SCRIPTS)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(130)]
 REQUESTS = "".join(
     json.dumps({"timestamp": 0, "input_length": 16, "output_length": 2, "hash_ids": [i]}) + "\n"
     for i in range(4)
@@ -29,7 +29,7 @@ def served(folder: Path, name: str, *words: str) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=115,
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads((folder / name).read_text())
@@ -60,8 +60,8 @@ def test_a_replay_answers_the_same_and_sleeps_its_duration_once(tmp_path: Path) 
 def test_decode_sleeps_its_steps_and_not_the_filling(tmp_path: Path) -> None:
     """Fails (does not end in time) on a build that starts the clock before the contexts are filled."""
     words = ["decode", "-n", "2", "--batch", "16", "--context", "4096", "--steps", "1"]
-    wall = served(tmp_path, "wall.json", *words, "--clock", "wall", "--dilation", "12", "--grace-s", "60")
+    wall = served(tmp_path, "wall.json", *words, "--clock", "wall", "--dilation", "60", "--grace-s", "60")
     (iteration,) = (row["emulated"] for row in wall["rows"] if row["name"] == "iteration")
-    steps_s = 12 * 2 * iteration / 1e3  # one that is measured and one before it
-    assert 12 * wall["virtual_duration_s"] > 60 > 10 * steps_s
+    steps_s = 60 * 2 * iteration / 1e3  # one that is measured and one before it
+    assert 60 * wall["virtual_duration_s"] > 300 > 10 * steps_s
     assert wall["host"]["ranks_wall_s"] >= steps_s and wall["wall"]["kept"]["moved"] == 0

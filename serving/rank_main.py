@@ -58,7 +58,8 @@ class StepProgress(Protocol):
 class _Housekeeping:
     """What a rank does once a step for its host: show how far it is, and give freed memory back.
 
-    What the first step alone has touched goes back after it; freed memory after steps 1, 2, 4, 8, …
+    What steps have touched and left as it was goes back after steps 1, 4, 16, …; freed memory after 2, 8, …
+    too.
     """
 
     def __init__(self, progress: StepProgress, rank: int) -> None:
@@ -67,10 +68,11 @@ class _Housekeeping:
     def __call__(self, ended: int, now_ps: int) -> None:
         self._progress.update(self._rank, ended, now_ps)
         self._steps += 1
-        if self._steps == 1:
-            give_back()
-        elif self._steps & (self._steps - 1) == 0:
-            trim()
+        if self._steps & (self._steps - 1) == 0:  # a power of two
+            if self._steps.bit_length() % 2:  # and of four
+                give_back()
+            else:
+                trim()
 
 
 def serve(directory: str) -> None:

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from emulator.errors import UsageError
-from emulator.faults import KINDS, FaultPlan
+from emulator.faults import ALL_STATES, KINDS, STATES, FaultPlan
 from emulator.faults.generate import BEATEN, INJECTED, LINKED, MEMBERS, NIC, SERVED, generate
 from emulator.faults.names import nearest
 from launch import paths
@@ -50,6 +50,13 @@ def register(app: typer.Typer) -> None:
         seeds: Annotated[int, typer.Option(min=1, help="Plans to draw.")] = 20,
         first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first plan.")] = 0,
         faults: Annotated[str | None, typer.Option(help="Kinds to draw, with commas between.")] = None,
+        states: Annotated[
+            str | None,
+            typer.Option(
+                help="States of requests to strike, with commas between; all: abort, preemption, move and "
+                "draft too, on a pod that has them."
+            ),
+        ] = None,
         plan: Annotated[Path | None, typer.Option(help="Run this plan instead (TOML or JSON).")] = None,
         requests: Annotated[int, typer.Option(min=9, help="Requests of every run.")] = 24,
         recovery: Way = "restart",
@@ -80,34 +87,55 @@ def register(app: typer.Typer) -> None:
         check_start(num_ranks)
         given = None if plan is None else FaultPlan.load(plan)
         kinds = parse_kinds(faults, in_place=times is not None)
+        met = parse_states(states)
         notebook = None
         if resume is not None and given is None:
-            notebook = Notebook(resume, _settings(num_ranks, requests, kinds, after))
+            notebook = Notebook(resume, _settings(num_ranks, requests, kinds, after, met))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and clear all away
         own = paths.RunDirectory()
         try:
-            campaign = prepared(own, num_ranks, requests, limit_s, after)
+            campaign = prepared(own, num_ranks, requests, limit_s, after, met)
             plans = (
                 [given]
                 if given is not None
-                else _drawn(campaign, range(first_seed, first_seed + seeds), kinds)
+                else _drawn(campaign, range(first_seed, first_seed + seeds), kinds, met)
             )
             smallest, picture = campaign.carry_out(plans, shrinking, notebook)
         finally:
             own.remove()
             os.close(own.lock_fd)
-        return _tell(campaign, kinds if given is None else (), smallest, picture, json_out, plot)
+        return _tell(campaign, kinds if given is None else (), met, smallest, picture, json_out, plot)
 
 
-def _settings(num_ranks: int, requests: int, kinds: Sequence[str], after: Policy) -> dict[str, Any]:
+def _settings(
+    num_ranks: int, requests: int, kinds: Sequence[str], after: Policy, states: Sequence[str] = STATES
+) -> dict[str, Any]:
     """What makes two campaigns' records comparable; JSON values."""
     policy_of = json.loads(json.dumps(asdict(after)))
-    return {"ranks": num_ranks, "requests": requests, "faults": list(kinds), "policy": policy_of}
+    more = {} if tuple(states) == STATES else {"states": list(states)}
+    return {"ranks": num_ranks, "requests": requests, "faults": list(kinds), "policy": policy_of, **more}
 
 
-def _drawn(campaign: Campaign, seeds: Sequence[int], kinds: Sequence[str]) -> list[FaultPlan]:
+def _drawn(
+    campaign: Campaign, seeds: Sequence[int], kinds: Sequence[str], states: Sequence[str]
+) -> list[FaultPlan]:
     ranks, requests = campaign.replay.job.num_ranks, len(campaign.replay.specs)
-    return [generate(seed, ranks, kinds, requests, moments=campaign.moments) for seed in seeds]
+    return [generate(seed, ranks, kinds, requests, moments=campaign.moments, states=states) for seed in seeds]
+
+
+def parse_states(words: str | None) -> tuple[str, ...]:
+    """Turn `decode,abort` or `all` into states; None: those that every pod has. Raises UsageError."""
+    if words is None:
+        return STATES
+    states = tuple(word.strip() for word in words.split(",") if word.strip())
+    for state in states:
+        if state not in (*ALL_STATES, "all"):
+            raise UsageError(
+                f"--states {words}: no state is called {state!r}; nearest: {nearest(state, ALL_STATES)}"
+            )
+    if not states:
+        raise UsageError("--states: name at least one state, or all")
+    return ALL_STATES if "all" in states else states
 
 
 def parse_kinds(words: str | None, in_place: bool = False) -> tuple[str, ...]:
@@ -139,6 +167,7 @@ def parse_kinds(words: str | None, in_place: bool = False) -> tuple[str, ...]:
 def _tell(
     campaign: Campaign,
     kinds: Sequence[str],
+    states: Sequence[str],
     smallest: Sequence[tuple[FaultPlan, str]],
     picture: str,
     json_out: Path | None,
@@ -146,7 +175,7 @@ def _tell(
 ) -> int:
     from launch.chaos import report
 
-    numbers, matrix = report.summary(campaign.records), report.coverage(campaign.records, kinds)
+    numbers, matrix = report.summary(campaign.records), report.coverage(campaign.records, kinds, states)
     numbers["least_of_a_kind_and_state"] = report.least_covered(matrix)
     console = Console()
     console.print(report.coverage_table(matrix))
@@ -156,7 +185,10 @@ def _tell(
         path = Path(f"chaos-seed-{plan.seed}.toml").resolve()
         path.write_text(plan.to_toml())
         print(f"superpod: broken: {violation}\n{plan.to_toml()}", file=sys.stderr)
-        print(f"  {report.replay_command(plan, str(path), campaign.replay.job, requests)}", file=sys.stderr)
+        print(
+            f"  {report.replay_command(plan, str(path), campaign.replay.job, requests, states)}",
+            file=sys.stderr,
+        )
     for entry in campaign.records:
         idle = [f"{row['fault']} ({row['kind']})" for row in entry["faults"] if not row["fired"]]
         if idle:

@@ -61,6 +61,8 @@ class Dispatcher:
         self._next = 0
         self._owner: dict[int, int] = {}
         self._again: list[RequestSpec] = []
+        self._cancelled: set[int] = set()
+        self._taken_back: list[RequestSpec] = []
         self._dead: list[int] = []
 
     def pack(self, group: Group, now_ps: int) -> int:
@@ -87,7 +89,21 @@ class Dispatcher:
 
     def cancel(self, request_id: int) -> RequestSpec | None:
         """Take a request back that has not been handed out; None if there is none of that number."""
+        for place, spec in enumerate(self._again):
+            if spec.request_id == request_id:
+                self._taken_back.append(spec)
+                return self._again.pop(place)
+        for spec in self._specs[self._next :]:
+            if spec.request_id == request_id and request_id not in self._cancelled:
+                self._taken_back.append(spec)
+                self._cancelled.add(request_id)
+                self._skip_cancelled()
+                return spec
         return None
+
+    def _skip_cancelled(self) -> None:
+        while self._next < len(self._specs) and self._specs[self._next].request_id in self._cancelled:
+            self._next += 1
 
     def assign(self, loads: NDArray[np.int64], now_ps: int) -> list[tuple[int, RequestSpec]]:
         """Hand out everything that has arrived by `now_ps`; `loads` int64[n] is updated in place.
@@ -120,6 +136,7 @@ class Dispatcher:
                 break
             arrived.append(spec)
             self._next += 1
+            self._skip_cancelled()
         return arrived
 
     def _settled(self, spec: RequestSpec) -> int | None:
@@ -161,6 +178,8 @@ class Dispatcher:
             if self._owner.get(spec.request_id) in gone and not has_ended(spec)
         ]
         self._again += lost
+        self._again += [spec for spec in self._taken_back if not has_ended(spec)]  # who was to say so is gone
+        self._taken_back.clear()
         return lost
 
 

@@ -149,6 +149,7 @@ class RankRecord:
             "logits_sha256": self.logits[request_id].hexdigest() if request_id in self.logits else "",
             "error": request.error,
             "ends": request.num_ends,
+            **({"finish": "abort"} if request.finish == "abort" else {}),
             **(self._paged_ending(request) if self.cache else {}),
         }
 
@@ -176,6 +177,7 @@ class ServingEngine:
         between_steps: called on every rank before a step, with the time all agree on.
         refused: requests that cannot be served exactly any more, and why; they end with that error.
         strict: an output computed again must be what it was.
+        leads: whether this rank speaks for requests that no rank has.
         open_request: makes the request that is handed to this rank.
         source: where requests come from beside the dispatcher's workload.
         outlet: who is told every token and every end.
@@ -215,6 +217,7 @@ class ServingEngine:
         self.count: Callable[[], None] = lambda: None
         self.refused: Callable[[], Mapping[int, str]] = dict
         self.strict = True
+        self.leads: Callable[[], bool] = lambda: rank == LEADER
         self._in_flight: Sequence[Segment] = ()
         self.speculation: Speculating | None = None
 
@@ -257,7 +260,7 @@ class ServingEngine:
     def _abort(self, request_id: int) -> None:
         spec = self._dispatcher.cancel(request_id)
         if spec is not None:
-            self._end_unserved(Request(spec), None)
+            self._end_unserved(self.open_request(spec), None)
         elif (request := self._scheduler.abort(request_id)) is not None:
             self.faults.point("abort", request=request_id)
             self._forward.release(request_id)
@@ -265,9 +268,10 @@ class ServingEngine:
 
     def _end_unserved(self, request: Request, reason: str | None) -> None:
         """End a request that no rank has yet: the leader says so."""
-        if self._rank != LEADER:
+        if not self.leads():
             return
         if reason is None:
+            self.faults.point("abort", request=request.spec.request_id)
             request.abort()
         else:
             request.fail(reason)

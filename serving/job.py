@@ -35,6 +35,7 @@ _COLUMNS = (
     "seed",
     "first_token",
     "end_token",
+    "abort_ps",
 )
 
 
@@ -169,7 +170,7 @@ def job_of(fields: dict[str, Any]) -> ReplayJob:
 
 
 def write_requests(directory: str | Path, specs: Sequence[RequestSpec]) -> None:
-    """Write the workload: `requests.npy` int64[K, 8] and `tokens.npy` int32[all prompt tokens]."""
+    """Write the workload: `requests.npy` int64[K, 9] and `tokens.npy` int32[all prompt tokens]."""
     ends = np.cumsum([spec.prompt_tokens for spec in specs], dtype=np.int64)
     table = np.array(
         [
@@ -182,6 +183,7 @@ def write_requests(directory: str | Path, specs: Sequence[RequestSpec]) -> None:
                 s.seed,
                 end - s.prompt_tokens,
                 end,
+                -1 if s.abort_ps is None else s.abort_ps,
             )
             for s, end in zip(specs, ends.tolist(), strict=True)
         ],
@@ -203,6 +205,7 @@ def read_requests(directory: str | Path) -> list[RequestSpec]:
         fields = dict(zip(_COLUMNS, row, strict=True))
         prompt = tokens[fields.pop("first_token") : fields.pop("end_token")]
         fields["truncated"] = bool(fields["truncated"])
+        fields["abort_ps"] = None if fields["abort_ps"] < 0 else fields["abort_ps"]
         specs.append(RequestSpec(request_id=request_id, prompt=prompt, **fields))
     return specs
 

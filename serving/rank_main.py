@@ -13,6 +13,7 @@ import torch
 import emulator
 from emulator.errors import DeadlockError, RankLostError
 from emulator.spare import give_back, trim
+from serving.aborts import PlannedAborts
 from serving.ahead import CommonParts, common_parts, job_requests
 from serving.charges import Charges
 from serving.decode.forward import DecodeForward, skew_router
@@ -251,6 +252,9 @@ def build(
         engine.speculation = Speculation(forward, model, kv, scheduler, drafter, record.speculation)
     engine.count = partial(_count_cache, record, scheduler, forward, kv)
     _connect(job, engine, directory, device.rank)
+    aborts = PlannedAborts(specs)
+    if not job.is_open:
+        engine.source = aborts
     engine.faults = forward.faults = Points(device, record.points) if job.note_states else device.faults
     page_faults = PageFaults(kv, device, record.page_faults)
     engine.lost = page_faults.take
@@ -282,6 +286,13 @@ def build(
     stream = TokenStream(directory, specs)
     parts_of = (device, engine, dispatcher, placement, stream, job.recovery, record)
     recovery = Recovery(
-        *parts_of, regroup, meet=status.exchange, beats=beats, outbox=outbox, roles=roles, masks=masks
+        *parts_of,
+        regroup,
+        meet=status.exchange,
+        beats=beats,
+        outbox=outbox,
+        roles=roles,
+        masks=masks,
+        aborts=aborts,
     )
     return engine, record, kv, recovery.run

@@ -24,7 +24,7 @@ class RequestSpec:
     generated (end-of-sequence tokens of a trace's requests are ignored, as vLLM's `--ignore-eos` does);
     `truncated` says that the trace asked for more. `seed` feeds the sampler of this request, `choice` tells
     parallel answers to one prompt apart; `params` are its own sampling parameters, None: the job's. A lower
-    `priority` is served first.
+    `priority` is served first. From `abort_ps` on nobody wants the answer any more; None: it is wanted.
     """
 
     request_id: int
@@ -38,6 +38,7 @@ class RequestSpec:
     params: SamplingParams | None = None
     choice: int = 0
     priority: int = 0
+    abort_ps: int | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -39,6 +39,7 @@ class Ending:
     times_ps: tuple[int, ...]
     logits_sha256: str
     error: str | None
+    aborted: bool = False
 
 
 def endings_of(
@@ -64,7 +65,8 @@ def _is_final(entry: Mapping[str, Any]) -> bool:
 def _ending(life: Round, entry: Mapping[str, Any]) -> Ending:
     times = tuple(life.start_ps + ps for ps in entry["times_ps"])
     request, tokens = life.requests[entry["id"]], tuple(entry["tokens"])
-    return Ending(request, life.number, entry["rank"], tokens, times, entry["logits_sha256"], entry["error"])
+    how = entry["logits_sha256"], entry["error"], entry.get("finish") == "abort"
+    return Ending(request, life.number, entry["rank"], tokens, times, *how)
 
 
 def next_round(life: Round, ended: Sequence[Ending], fired: Sequence[int], down_ps: int) -> Round:
@@ -84,10 +86,13 @@ def next_round(life: Round, ended: Sequence[Ending], fired: Sequence[int], down_
 
 def round_specs(life: Round, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
     """The round's requests, with arrivals in its time and ids by position."""
-    return [
-        replace(specs[r], request_id=i, arrival_ps=max(0, specs[r].arrival_ps - life.start_ps))
-        for i, r in enumerate(life.requests)
-    ]
+    return [_in_time(life, specs[r], i) for i, r in enumerate(life.requests)]
+
+
+def _in_time(life: Round, spec: RequestSpec, number: int) -> RequestSpec:
+    abort_ps = None if spec.abort_ps is None else max(0, spec.abort_ps - life.start_ps)
+    arrival_ps = max(0, spec.arrival_ps - life.start_ps)
+    return replace(spec, request_id=number, arrival_ps=arrival_ps, abort_ps=abort_ps)
 
 
 def round_plan(life: Round, plan: FaultPlan) -> FaultPlan:

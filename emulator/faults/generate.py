@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from emulator.faults.kinds import KILLS, KINDS, STATES
+from emulator.faults.kinds import ALL_STATES, KILLS, KINDS, STATES
 from emulator.faults.links import LINK_KINDS
 from emulator.faults.plan import AtRequest, Fault, FaultPlan, draw
 
@@ -52,6 +52,7 @@ def generate(
     num_requests: int = 24,
     in_flight: int = 8,
     moments: Sequence[Moment] = (),
+    states: Sequence[str] = STATES,
 ) -> FaultPlan:
     """Draw a plan of one to four faults.
 
@@ -68,24 +69,25 @@ def generate(
         in_flight: how many requests must be in flight where the first fault strikes.
         moments: of a run without faults; then the first fault is at one of those with enough in flight, the
             others later. Without: the first fault meets a request that has so many others before it.
+        states: of requests, to draw from.
     """
     kills = [kind for kind in kinds if kind in KILLS]
     others = _mixed([kind for kind in kinds if kind not in KILLS])
     drawn: list[tuple[str, str]] = []
     if kills and (not others or _begins_with_a_kill(seed)):
         turn = seed // 2
-        drawn.append((kills[draw(f"{seed}:kill", len(kills))], STATES[turn % len(STATES)]))
+        drawn.append((kills[draw(f"{seed}:kill", len(kills))], states[turn % len(states)]))
     before = sum(_others_of(number) for number in range(seed % _PERIOD))
     before += seed // _PERIOD * sum(map(_others_of, range(_PERIOD)))
     for number in range(before, before + _others_of(seed) if others else before):
-        drawn.append((others[number % len(others)], STATES[number // len(others) % len(STATES)]))
+        drawn.append((others[number % len(others)], states[number // len(others) % len(states)]))
     drawn.sort(key=_turn)
     places = _Places(num_requests, in_flight, moments)
     faults: list[Fault] = []
     after = -1
     for number, (kind, state) in enumerate(drawn):
         if kind == "join" and not any(fault.kind == "leave" for fault in faults):
-            moment = places.one(f"{seed}:{number}:before", STATES[seed % len(STATES)], after)
+            moment = places.one(f"{seed}:{number}:before", states[seed % len(states)], after)
             after = moment.ps
             faults.append(_fault(f"{seed}:{number}:before", "leave", moment))
             faults[-1] = faults[-1].model_copy(update={"duration_ps": None})
@@ -153,7 +155,7 @@ class _Places:
     def __init__(self, num_requests: int, in_flight: int, moments: Sequence[Moment]) -> None:
         self._num_requests, self._in_flight = num_requests, in_flight
         self._of: Mapping[str, Sequence[Moment]] = {
-            state: [m for m in moments if m.state == state] for state in STATES
+            state: [m for m in moments if m.state == state] for state in ALL_STATES
         }
 
     def one(self, key: str, state: str, after: int) -> Moment:

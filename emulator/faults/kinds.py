@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 STATES = ("queued", "prefill", "dispatch", "combine", "decode", "sampling", "finishing")
 """States of a request, in the order it goes through them; dispatch and combine lie inside the others."""
+SERVING_STATES = ("abort", "preemption", "move", "draft")
+"""States only some pods have: a request is aborted, its KV is given up for another, an expert's weights move
+beside it, drafts of it are verified."""
+ALL_STATES = (*STATES, *SERVING_STATES)
 COMMON = ("kind", "at_ps", "at_op", "at_request", "within_ps", "duration_ps")
 """Fields every kind has."""
 

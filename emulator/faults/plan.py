@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from emulator.errors import UsageError
-from emulator.faults.kinds import DEADLY, KINDS, STATES, fields_of
+from emulator.faults.kinds import ALL_STATES, DEADLY, KINDS, fields_of
 from emulator.faults.names import choice
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class AtRequest(BaseModel):
 
     @model_validator(mode="after")
     def _known(self) -> AtRequest:
-        choice("state", self.state, STATES)
+        choice("state", self.state, ALL_STATES)
         if isinstance(self.request, int) and self.request < 0:
             raise ValueError(f"request {self.request} is negative")
         return self

@@ -13,7 +13,7 @@ from typing import Any
 
 from emulator.config import clock_of
 from emulator.errors import UsageError
-from emulator.faults import FaultPlan
+from emulator.faults import STATES, FaultPlan
 from emulator.faults.generate import Moment, timed
 from emulator.faults.kinds import DEADLY
 from emulator.faults.links import LINK_KINDS
@@ -188,12 +188,21 @@ class Notebook:
 
 
 def prepared(
-    own: paths.RunDirectory, num_ranks: int, requests: int, limit_s: float, after: Policy
+    own: paths.RunDirectory,
+    num_ranks: int,
+    requests: int,
+    limit_s: float,
+    after: Policy,
+    states: Sequence[str] = STATES,
 ) -> Campaign:
-    """Make model and reference in a process of its own (this one stays without torch), then a calm run."""
+    """Make model and reference in a process of its own (this one stays without torch), then a calm run.
+
+    Raises:
+        UsageError: the calm run is not well, or no request of it comes into one of `states`.
+    """
     from launch.chaos.rounds import restart_times
 
-    helper = Helper("the reference", own, partial(_make, str(own.path), num_ranks, requests, after))
+    helper = Helper("the reference", own, partial(_make, str(own.path), num_ranks, requests, after, states))
     with helper:
         helper.start()
         helper.wait()
@@ -202,11 +211,17 @@ def prepared(
     calm, _ = campaign.run(FaultPlan())
     if calm["violations"]:
         raise UsageError(f"chaos: the run without faults is not well: {calm['violations'][0]}")
+    missing = [state for state in states if not any(m.state == state for m in campaign.moments)]
+    if missing:
+        raise UsageError(
+            f"chaos: without faults no request of {requests} on {num_ranks} ranks comes into "
+            f"{', '.join(missing)}; give more --requests, or other --states"
+        )
     return campaign
 
 
-def _make(directory: str, num_ranks: int, requests: int, after: Policy) -> None:
+def _make(directory: str, num_ranks: int, requests: int, after: Policy, states: Sequence[str]) -> None:
     from launch.chaos.workload import prepare
 
-    made = prepare(Path(directory), num_ranks, requests, after=after)
+    made = prepare(Path(directory), num_ranks, requests, after=after, states=states)
     (Path(directory) / "chaos.pickle").write_bytes(pickle.dumps(made))

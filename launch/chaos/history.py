@@ -39,6 +39,7 @@ def check(served: Served, specs: Sequence[RequestSpec], answers: Answers, deadli
         *_hangs(served),
         *_terminal(served, specs),
         *_tokens(served.endings, answers),
+        *_aborts(served.endings, specs, answers),
         *_order(served, specs),
     ]
     for life in served.lives:
@@ -80,8 +81,23 @@ def _tokens(endings: Sequence[Ending], answers: Answers) -> list[str]:
         f"request {e.request} (rank {e.rank}) differs from the reference: {list(e.tokens)}, "
         f"not {list(answers[e.request][0])}"
         for e in endings
-        if e.error is None and answers.get(e.request) != (e.tokens, e.logits_sha256)
+        if e.error is None and not e.aborted and answers.get(e.request) != (e.tokens, e.logits_sha256)
     ]
+
+
+def _aborts(endings: Sequence[Ending], specs: Sequence[RequestSpec], answers: Answers) -> list[str]:
+    """Who is aborted wanted to be, not before its time, and got the beginning of its answer."""
+    found = []
+    for e in endings:
+        abort_ps, tokens = specs[e.request].abort_ps, answers.get(e.request, ((), ""))[0]
+        if e.aborted and abort_ps is None:
+            found.append(f"request {e.request} (rank {e.rank}) was aborted, which nobody asked for")
+        if e.aborted and e.error is None and e.tokens != tokens[: len(e.tokens)]:
+            found.append(
+                f"request {e.request} (rank {e.rank}) was given {list(e.tokens)} before its abort, which "
+                f"does not begin {list(tokens)}"
+            )
+    return found
 
 
 def _order(served: Served, specs: Sequence[RequestSpec]) -> list[str]:

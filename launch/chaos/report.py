@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from emulator.faults import STATES, FaultPlan
+from emulator.faults import ALL_STATES, STATES, FaultPlan
 from emulator.faults.kinds import DEADLY
 from launch.chaos.history import Answers
 from launch.chaos.rounds import PS_PER_S, Served
@@ -54,8 +54,9 @@ def record(
     equal = [
         e.request
         for e in served.endings
-        if e.error is None and answers.get(e.request) == (e.tokens, e.logits_sha256)
+        if e.error is None and not e.aborted and answers.get(e.request) == (e.tokens, e.logits_sha256)
     ]
+    aborted = sum(e.aborted for e in served.endings)
     for request, facts in degraded.items():
         facts["as_reference_under_mask"] = request in equal
     exact = sum(request not in degraded for request in equal)
@@ -73,6 +74,7 @@ def record(
         "exact": exact,
         "degraded": degraded,
         "failed": sum(e.error is not None for e in served.endings),
+        "aborted": aborted,
         "recomputed": sum(len(life.round.requests) for life in served.lives[1:])
         + sum(len(entry["recomputed"]) for entry in (*recoveries, *page_faults)),
         "restarts": restarts,
@@ -119,19 +121,23 @@ def _recovery(start_ps: int, entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, **times, **spans, "silent_ps": silent}
 
 
-def coverage(records: Sequence[Mapping[str, Any]], kinds: Sequence[str] = ()) -> dict[str, dict[str, int]]:
+def coverage(
+    records: Sequence[Mapping[str, Any]], kinds: Sequence[str] = (), states: Sequence[str] = STATES
+) -> dict[str, dict[str, int]]:
     """Faults that fired, by kind (`kinds` in any case) and by the state of the request they met."""
     table: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     for entry in records:
         for row in entry["faults"]:
             if row["fired"]:
                 table.setdefault(row["kind"], Counter())[row.get("state") or OTHER] += 1
-    return {kind: {state: counts[state] for state in (*STATES, OTHER)} for kind, counts in table.items()}
+    met = {state for counts in table.values() for state in counts}
+    columns = [state for state in ALL_STATES if state in states or state in met]
+    return {kind: {state: counts[state] for state in (*columns, OTHER)} for kind, counts in table.items()}
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The campaign in numbers."""
-    requests = sum(r["requests"] for r in records)
+    requests = sum(r["requests"] - r.get("aborted", 0) for r in records)
     fired = [[row for row in r["faults"] if row["fired"]] for r in records]
     up = [s["first_token_ps"] - s["killed_ps"] for r in records for s in r["restarts"]]
     in_place = [entry for r in records for entry in r["recoveries"]]
@@ -144,6 +150,7 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "exact_share": sum(r["exact"] for r in records) / max(1, requests),
         "degraded": sum(len(r["degraded"]) for r in records),
         "failed": sum(r["failed"] for r in records),
+        "aborted": sum(r.get("aborted", 0) for r in records),
         "recomputed": sum(r["recomputed"] for r in records),
         "plans_with_a_kill": sum(any(f["kind"] in DEADLY for f in rows) for rows in fired) / count,
         "plans_with_two_faults": sum(len(rows) > 1 for rows in fired) / count,
@@ -179,15 +186,16 @@ def clock_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def coverage_table(matrix: Mapping[str, Mapping[str, int]]) -> Table:
     """The coverage matrix as a table."""
-    table = Table("fault", *STATES, OTHER, title="faults that fired, by the state of the request they met")
+    columns = list(next(iter(matrix.values()), {OTHER: 0}))
+    table = Table("fault", *columns, title="faults that fired, by the state of the request they met")
     for kind, counts in matrix.items():
-        table.add_row(kind, *(str(counts[state]) for state in (*STATES, OTHER)))
+        table.add_row(kind, *(str(counts[column]) for column in columns))
     return table
 
 
 def least_covered(matrix: Mapping[str, Mapping[str, int]]) -> int:
     """The smallest number of a kind and a state in the matrix."""
-    return min((counts[state] for counts in matrix.values() for state in STATES), default=0)
+    return min((n for counts in matrix.values() for state, n in counts.items() if state != OTHER), default=0)
 
 
 def summary_table(numbers: Mapping[str, Any]) -> Table:
@@ -199,7 +207,9 @@ def summary_table(numbers: Mapping[str, Any]) -> Table:
     return table
 
 
-def replay_command(plan: FaultPlan, path: str, job: ReplayJob, num_requests: int) -> str:
+def replay_command(
+    plan: FaultPlan, path: str, job: ReplayJob, num_requests: int, states: Sequence[str] = STATES
+) -> str:
     """The command that runs a plan again."""
     what = f"-n {job.num_ranks} --requests {num_requests} --plan {path}"
     if job.recovery is not None:
@@ -207,4 +217,5 @@ def replay_command(plan: FaultPlan, path: str, job: ReplayJob, num_requests: int
         what += f" --recovery in-place --heartbeat-period {beats[0]:g} --heartbeat-timeout {beats[1]:g}"
         what += f" --spares {job.spares}" if job.spares else ""
         what += {"load": "", "fail": " --no-reload", "mask": " --allow-degraded"}[job.lost_experts]
+    what += f" --states {','.join(states)}" if tuple(states) != STATES else ""
     return f"superpod chaos {what}  # seed {plan.seed}"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from emulator import Device
 from emulator.errors import MembershipChanged
+from serving.aborts import PlannedAborts
 from serving.dispatch import Dispatcher
 from serving.engine import RankRecord, ServingEngine
 from serving.placement import Placement
@@ -56,6 +57,7 @@ class Recovery:
         beats: mine, and my watch over others.
         outbox: what takes my tokens to the front end.
         roles: who lives and serves. masks: experts nobody holds, and whom that touches.
+        aborts: those that the workload plans.
     """
 
     device: Device
@@ -71,6 +73,7 @@ class Recovery:
     outbox: Outbox
     roles: Roles
     masks: Masks
+    aborts: PlannedAborts
     _loading: dict[int, list[int]] = field(default_factory=dict)
     _undeclared: dict[int, int] = field(default_factory=dict)
     """New dead ranks, and who watched them."""
@@ -82,6 +85,8 @@ class Recovery:
         """Serve until no rank has work and no request is to come, whoever dies."""
         self.engine.open_request = self._open
         self.engine.emitted = self._emitted
+        self.engine.ended = lambda request: self.stream.end(self.device.rank, request)
+        self.engine.leads = lambda: self.device.rank == self.roles.living[0]
         self.device.faults.fence = self.beats.fence_ps
         self.device.subscribe()
         if self.roles.out:
@@ -158,8 +163,9 @@ class Recovery:
         self.placement = relocation.placement
         self.masks.lost, self.masks.change = list(relocation.lost), len(self.record.recoveries) + 1
         self.regroup(self.roles, self.placement)
-        again = self.dispatcher.lose(gone, self.stream.is_complete)
+        again = self.dispatcher.lose(gone, self.stream.has_ended)
         self.dispatcher.join(came)
+        self.aborts.again()
         for rank, experts in relocation.loads.items():
             self._loading.setdefault(rank, []).extend(experts)
         self.record.recoveries.append(

@@ -19,6 +19,8 @@ from serving.request import Request, RequestSpec
 _FILE = "stream.bin"
 _MASKS, _EXPERTS = 16, 512
 """Masks a request may be computed under, one after the other; experts that can be named."""
+_ERROR_BYTES = 240
+"""Of an error's text."""
 
 
 class Emitted(NamedTuple):
@@ -64,6 +66,8 @@ class TokenStream:
             ("history", "i8", (_MASKS, 2)),
             ("touched", "i8"),
             ("experts", "u1", _EXPERTS),
+            ("finish", "S8"),
+            ("error", f"S{_ERROR_BYTES}"),
         ]
         shape, mode = (max(1, len(specs)),), "w+" if create else "r+"
         self._specs = specs
@@ -106,16 +110,29 @@ class TokenStream:
         tokens, times = row["tokens"][:count].tolist(), row["times"][:count].tolist()
         return Emitted(tokens, times, int(row["rank"]), bytes(row["hash"]).decode())
 
-    def is_complete(self, spec: RequestSpec) -> bool:
-        """Whether a request has been given all its tokens."""
-        return int(self._rows[spec.request_id]["count"]) == spec.max_output
+    def end(self, rank: int, request: Request) -> None:
+        """Note that a request has ended otherwise than by its last token: aborted, or with an error."""
+        if request.finish not in ("abort", "error"):
+            return
+        row = self._rows[request.spec.request_id]
+        row["rank"], row["error"] = rank, (request.error or "").encode()[:_ERROR_BYTES]
+        row["finish"] = request.finish.encode()
+
+    def has_ended(self, spec: RequestSpec) -> bool:
+        """Whether a request has been given all its tokens, or has ended before."""
+        row = self._rows[spec.request_id]
+        return int(row["count"]) == spec.max_output or bool(row["finish"])
 
     def endings(self) -> list[dict[str, Any]]:
-        """The complete requests, as ranks report theirs (`RankRecord.ending`)."""
-        found = []
-        for spec in self._specs:
-            if self.is_complete(spec):
-                given = self.of(spec.request_id)
-                facts = {"id": spec.request_id, "error": None, "ends": 1}
-                found.append({**facts, **given._asdict()})
-        return found
+        """The requests that have ended, as ranks report theirs (`RankRecord.ending`)."""
+        return [self._ending(spec) for spec in self._specs if self.has_ended(spec)]
+
+    def _ending(self, spec: RequestSpec) -> dict[str, Any]:
+        row = self._rows[spec.request_id]
+        finish, error = bytes(row["finish"]).decode(), bytes(row["error"]).decode(errors="replace")
+        facts = {"id": spec.request_id, "error": error or None, "ends": 1}
+        return {
+            **facts,
+            **({"finish": finish} if finish == "abort" else {}),
+            **self.of(spec.request_id)._asdict(),
+        }

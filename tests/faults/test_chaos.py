@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulator.faults import KINDS, STATES, FaultPlan
+from emulator.errors import UsageError
+from emulator.faults import ALL_STATES, KINDS, STATES, FaultPlan
 from emulator.faults.generate import INJECTED, TIMED, Moment, generate, timed
+from emulator.faults.kinds import SERVING_STATES
 from emulator.topology import Topology
 from launch.chaos.history import check
 from launch.chaos.report import coverage, record, summary
 from launch.chaos.rounds import Life, Served
 from launch.chaos.shrink import shrink
+from launch.cmd_chaos import parse_states
 from serving.request import RequestSpec
 from serving.restart import Ending, Round, endings_of, next_round, round_plan, round_specs
 
@@ -75,6 +78,8 @@ def test_a_good_history_has_no_violation() -> None:
         ("late", "recovery is not bounded"),
         ("backwards", "token times run backwards"),
         ("doubled", "rank 0: requests [0] did not end exactly once"),
+        ("unasked", "request 0 (rank 0) was aborted, which nobody asked for"),
+        ("beginning", "request 0 (rank 0) was given [9] before its abort"),
     ],
 )
 def test_a_broken_history_is_found(broken: str, says: str) -> None:
@@ -102,10 +107,24 @@ def test_a_broken_history_is_found(broken: str, says: str) -> None:
         last.leftovers.append("superpod-x")
     elif broken == "backwards":
         ends[0] = replace(ends[0], times_ps=(30, 20))
+    elif broken == "unasked":
+        ends[0] = replace(ends[0], aborted=True, tokens=(0,))
+    elif broken == "beginning":
+        ends[0] = replace(ends[0], aborted=True, tokens=(9,))
     elif broken == "doubled":
         last.results[0] = {**last.results[0], "requests": [{"id": 0, "ends": 2}]}
     found = _violations(served, 100 if broken == "late" else 1000)
     assert any(says in sentence for sentence in found), found
+
+
+def test_an_aborted_request_needs_the_beginning_of_its_answer_only() -> None:
+    served = _good()
+    served.endings[0] = replace(served.endings[0], aborted=True, tokens=(0,), logits_sha256="of one")
+    specs = [_spec(0), _spec(1), _spec(2)]
+    specs[0] = replace(specs[0], abort_ps=15)
+    assert check(served, specs, _ANSWERS, 1000) == []
+    entry = record(served, specs, _ANSWERS, [], 1)
+    assert (entry["exact"], entry["aborted"], summary([entry])["exact_share"]) == (2, 1, 1.0)
 
 
 def _moments() -> list[Moment]:
@@ -140,6 +159,18 @@ def test_generated_plans_are_valid_and_cover_every_kind_and_state() -> None:
     assert sum(plan.kills for plan in plans) >= 400
     assert sum(len(plan.faults) > 1 for plan in plans) >= 200
     assert set(_KINDS) < set(INJECTED)
+
+
+def test_other_states_are_drawn_only_where_they_are_asked_for() -> None:
+    everywhere = [
+        Moment(9000 + i, i % 16, 10 + i % 14, state, 1, 9) for i, state in enumerate(ALL_STATES * 3)
+    ]
+    plans = [generate(seed, 16, _KINDS, moments=everywhere, states=SERVING_STATES) for seed in range(40)]
+    met = Counter(f.at_request.state for plan in plans for f in plan.faults if f.at_request is not None)
+    assert set(met) == set(SERVING_STATES) and min(met.values()) >= 10
+    assert parse_states("all") == ALL_STATES and parse_states(None) == STATES
+    with pytest.raises(UsageError, match="no state is called 'aborted'; nearest: abort"):
+        parse_states("aborted")
 
 
 def test_shrinking_keeps_only_what_fails() -> None:

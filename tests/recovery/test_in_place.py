@@ -156,10 +156,15 @@ def test_what_was_emitted_outlives_the_rank(tmp_path: Path) -> None:
         request.append_output(token, 10 * token)
         rank.emit(3, request, f"{token}" * 64)
     reader = TokenStream(tmp_path, specs)
-    assert reader.of(0).tokens == [] and not reader.is_complete(specs[0])
+    assert reader.of(0).tokens == [] and not reader.has_ended(specs[0])
     (ending,) = reader.endings()
     assert (ending["id"], ending["tokens"], ending["times_ps"]) == (1, [7, 9], [70, 90])
     assert (ending["rank"], ending["logits_sha256"]) == (3, "9" * 64)
+    early = Request(specs[0])
+    early.abort()
+    rank.end(2, early)
+    first, _ = reader.endings()
+    assert reader.has_ended(specs[0]) and (first["id"], first["finish"], first["rank"]) == (0, "abort", 2)
 
 
 def test_each_is_watched_by_its_shell_shells_by_the_control_the_control_by_another() -> None:

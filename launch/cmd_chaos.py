@@ -19,11 +19,12 @@ import typer
 from rich.console import Console
 
 from emulator.errors import UsageError
-from emulator.faults import ALL_STATES, KINDS, STATES, FaultPlan
-from emulator.faults.generate import BEATEN, INJECTED, LINKED, MEMBERS, NIC, SERVED, generate
+from emulator.faults import ALL_STATES, STATES, FaultPlan
+from emulator.faults.generate import generate
 from emulator.faults.names import nearest
 from launch import paths
 from launch.chaos.campaign import Campaign, Notebook, prepared
+from launch.chaos.carried import check_plan, parse_kinds
 from launch.cmd_run import check_pod, check_writable, write_out
 from launch.recovery_options import (
     Degraded,
@@ -36,9 +37,11 @@ from launch.recovery_options import (
     policy,
     recovery_times,
 )
+from launch.replay_faults import load_checked
 from launch.run import check_start
 
 _FAILED = 1
+_POD = "cloudmatrix384"
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +62,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         plan: Annotated[Path | None, typer.Option(help="Run this plan instead (TOML or JSON).")] = None,
         requests: Annotated[int, typer.Option(min=9, help="Requests of every run.")] = 24,
-        recovery: Way = "restart",
+        recovery: Way = "in-place",
         spares: Spares = 0,
         reload: Reload = True,
         degraded: Degraded = False,
@@ -83,9 +86,11 @@ def register(app: typer.Typer) -> None:
             check_writable(option, path)
         times = recovery_times(recovery, heartbeat_period, heartbeat_timeout)
         after = policy(num_ranks, times, spares, reload, degraded)
-        check_pod(num_ranks, "cloudmatrix384", {})
+        check_pod(num_ranks, _POD, {})
         check_start(num_ranks)
-        given = None if plan is None else FaultPlan.load(plan)
+        given = None if plan is None else load_checked(plan, num_ranks, _POD, {})
+        if given is not None:
+            check_plan(given, times is not None)
         kinds = parse_kinds(faults, in_place=times is not None)
         met = parse_states(states)
         notebook = None
@@ -136,32 +141,6 @@ def parse_states(words: str | None) -> tuple[str, ...]:
     if not states:
         raise UsageError("--states: name at least one state, or all")
     return ALL_STATES if "all" in states else states
-
-
-def parse_kinds(words: str | None, in_place: bool = False) -> tuple[str, ...]:
-    """Turn `kill,freeze` into kinds; all that can be by default.
-
-    Raises:
-        UsageError: an unknown kind, or one no layer carries out.
-    """
-    carried = (*INJECTED, *SERVED, *LINKED, *((*BEATEN, *NIC, *MEMBERS) if in_place else ()))
-    if words is None:
-        return carried
-    kinds = tuple(word.strip() for word in words.split(",") if word.strip())
-    for kind in kinds:
-        if kind not in KINDS:
-            raise UsageError(
-                f"--faults {words}: no fault is called {kind!r}; nearest: {nearest(kind, KINDS)}"
-            )
-        if kind not in carried:
-            also = "" if in_place else " (with --recovery in-place more)"
-            raise UsageError(
-                f"--faults {words}: colocated serving has no layer that carries out {kind}; "
-                f"choose among {', '.join(carried)}{also}"
-            )
-    if not kinds:
-        raise UsageError("--faults: name at least one kind")
-    return kinds
 
 
 def _tell(

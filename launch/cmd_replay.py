@@ -27,6 +27,7 @@ from rich.console import Console
 from emulator.errors import SuperpodError, UsageError
 from emulator.faults import FaultPlan
 from launch import paths, prepared, run
+from launch.chaos.carried import check_plan
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
 from launch.model_options import (
@@ -206,6 +207,7 @@ def register(app: typer.Typer) -> None:
             plan_of_faults = FaultPlan()  # ranks may still be killed from outside
         if faults is not None:
             plan_of_faults = load_checked(faults, num_ranks, pod, settings)
+            check_plan(plan_of_faults, in_place is not None)
         check_sizes(num_ranks, dp_size, tp_size, ep_size)
         paging = paging_options(
             prefix_caching, block_size, num_blocks, chunked_prefill, dram_blocks, kv_pool_path, token_scale

@@ -9,7 +9,7 @@ All times are virtual picoseconds. `"random"` as rank, link or time is drawn fro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +36,13 @@ class AtRequest(BaseModel):
     request: int | None = None
     state: str
     count: int = Field(default=1, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields(cls, values: Any) -> Any:
+        for name in values if isinstance(values, dict) else ():
+            choice("field of at_request", name, cls.model_fields)
+        return values
 
     @model_validator(mode="after")
     def _known(self) -> AtRequest:
@@ -115,16 +122,22 @@ class FaultPlan:
     Args:
         faults: the faults, `Fault` or mappings of its fields.
         seed: of the draws.
+        places: where each fault's fields stand, for messages: field -> "file:line", "" for the fault.
 
     Raises:
         UsageError: what `Fault` refuses.
     """
 
-    def __init__(self, faults: Iterable[Fault | dict[str, Any]] = (), seed: int = 0) -> None:
+    def __init__(
+        self,
+        faults: Iterable[Fault | dict[str, Any]] = (),
+        seed: int = 0,
+        places: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         from emulator.faults.read import make_fault
 
         made = [f if isinstance(f, Fault) else make_fault(f, f"fault {i}") for i, f in enumerate(faults)]
-        self.faults, self.seed = tuple(made), seed
+        self.faults, self.seed, self._places = tuple(made), seed, tuple(places)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FaultPlan) and (self.faults, self.seed) == (other.faults, other.seed)
@@ -152,12 +165,23 @@ class FaultPlan:
         """Draw what is random and check every place against the machine; the same on every rank.
 
         Raises:
-            UsageError: a rank or a link the run does not have; the message names fault and nearest choice.
+            UsageError: a rank or a link the run does not have; the message names line, fault and nearest
+                choice.
         """
         drawn = [_draw(fault, f"{self.seed}:{i}", num_ranks) for i, fault in enumerate(self.faults)]
         for index, fault in enumerate(drawn):
-            _check_place(index, fault, num_ranks, topology)
+            try:
+                _check_place(index, fault, num_ranks, topology)
+            except UsageError as error:
+                raise UsageError(f"{self.place(index, KINDS[fault.kind].place)}{error}") from None
         return tuple(drawn)
+
+    def place(self, index: int, field: str = "") -> str:
+        """Where a fault's field stands, as a message begins: `plan.toml:4: `; empty for plans not read."""
+        if index >= len(self._places):
+            return ""
+        known = self._places[index]
+        return f"{known.get(field, known.get('', ''))}: "
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""

@@ -45,7 +45,8 @@ def parse_plan(text: str, name: str = "fault plan", is_json: bool = False) -> Fa
         raise UsageError(f"{name}:{_line(text, 'fault')}: write [[fault]], a list of faults")
     starts = _starts(text, is_json)
     made = [make_fault(f, name, text, starts[i] if i < len(starts) else 0) for i, f in enumerate(faults)]
-    return FaultPlan(made, seed)
+    places = [_places(fault, name, text, start) for fault, start in zip(made, starts, strict=False)]
+    return FaultPlan(made, seed, places)
 
 
 def make_fault(values: Any, name: str, text: str = "", start: int = 0) -> Fault:
@@ -68,6 +69,11 @@ def make_fault(values: Any, name: str, text: str = "", start: int = 0) -> Fault:
         line = _line_in(text, start, [*quoted[:1], *([field] if field else []), *named])
         said = message if not field or field in message else f"{field}: {message}"
         raise UsageError(f"{name}{f':{line}' if text else ''}: {said}") from None
+
+
+def _places(fault: Fault, name: str, text: str, start: int) -> dict[str, str]:
+    fields = fault.model_dump(exclude_none=True)
+    return {field: f"{name}:{_line_in(text, start, [field] if field else [])}" for field in ("", *fields)}
 
 
 def _starts(text: str, is_json: bool) -> list[int]:

@@ -15,7 +15,19 @@ _FIRST = 0
 
 def test_a_few_plans_hold(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "chaos.json"
-    words = ["chaos", "-n", "4", "--requests", "10", "--seeds", "3", "--first-seed", str(_FIRST)]
+    words = [
+        "chaos",
+        "-n",
+        "4",
+        "--recovery",
+        "restart",
+        "--requests",
+        "10",
+        "--seeds",
+        "3",
+        "--first-seed",
+        str(_FIRST),
+    ]
     code = main([*words, "--json", str(out), "--plot", str(tmp_path / "plan.svg"), "--no-shrink"])
     print(f"seeds {_FIRST} to {_FIRST + 2}")
     assert code == 0, capfd.readouterr().err
@@ -30,9 +42,17 @@ def test_kinds_and_plans_that_cannot_be_are_refused(
 ) -> None:
     assert main(["chaos", "--faults", "kil"]) == 2
     assert "no fault is called 'kil'; nearest: kill" in capsys.readouterr().err
-    assert main(["chaos", "--faults", "qp_error"]) == 2
-    assert "has no layer that carries out qp_error" in capsys.readouterr().err
+    assert main(["chaos", "--faults", "qp_error", "--recovery", "restart"]) == 2
+    assert "qp_error needs --recovery in-place: a pod that restarts" in capsys.readouterr().err
     plan = tmp_path / "plan.toml"
     plan.write_text('[[fault]]\nkind = "kill"\nrnk = 3\nat_ps = 0\n')
     assert main(["chaos", "--plan", str(plan)]) == 2
     assert f"{plan}:3: unknown field of kill 'rnk'; nearest: rank" in capsys.readouterr().err
+    plan.write_text('[[fault]]\nkind = "kill"\nat_ps = 0\nrank = 99\n')
+    assert main(["chaos", "-n", "4", "--plan", str(plan)]) == 2
+    assert f"{plan}:4: fault 0 (kill): the run has no rank 99; nearest: 3" in capsys.readouterr().err
+    plan.write_text('[[fault]]\nkind = "leave"\nat_ps = 0\nrank = 1\n')
+    for command in ("chaos", "replay"):
+        option = "--plan" if command == "chaos" else "--faults"
+        assert main([command, "-n", "4", option, str(plan), "--recovery", "restart"]) == 2
+        assert f"{plan}:2: leave needs --recovery in-place" in capsys.readouterr().err

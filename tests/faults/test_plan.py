@@ -83,6 +83,19 @@ def test_places_the_run_does_not_have_are_refused(place: dict[str, object], says
     assert says in str(error.value) and "fault 0" in str(error.value)
 
 
+def test_places_are_refused_with_their_line() -> None:
+    text = '[[fault]]\nkind = "kill"\nrank = 1\nat_ps = 0\n\n[[fault]]\nat_ps = 0\nrank = 32\nkind = "kill"\n'
+    with pytest.raises(UsageError, match="^p.toml:8: fault 1 .kill.: the run has no rank 32; nearest: 31"):
+        parse_plan(text, "p.toml").resolve(32, _POD)
+    text = '{"fault": [\n {"kind": "loss", "rate": 0.1, "at_ps": 0,\n  "link": "l1:2"}]}'
+    with pytest.raises(UsageError, match="^p.json:3: fault 0 .loss.: link 'l1:2'"):
+        parse_plan(text, "p.json", is_json=True).resolve(32, _POD)
+    with pytest.raises(
+        UsageError, match="p.toml:3: .*unknown field of at_request 'reqest'; nearest: request"
+    ):
+        parse_plan('[[fault]]\nkind = "kill"\nat_request = {reqest = 1, state = "decode"}', "p.toml")
+
+
 def test_random_places_follow_from_the_seed_alone() -> None:
     faults = [Fault(kind="kill", rank="random", at_ps="random", within_ps=1000) for _ in range(20)]
     first, again = (FaultPlan(faults, seed=3).resolve(32, _POD) for _ in range(2))

@@ -209,6 +209,8 @@ def register(app: typer.Typer) -> None:
             plan_of_faults = load_checked(faults, num_ranks, pod, settings)
             check_plan(plan_of_faults, in_place is not None)
         check_sizes(num_ranks, dp_size, tp_size, ep_size)
+        if tp_size > 1 and (faults is not None or transport != "shared"):
+            raise UsageError(f"--tp-size {tp_size} does not go with --faults or --transport rma yet")
         paging = paging_options(
             prefix_caching, block_size, num_blocks, chunked_prefill, dram_blocks, kv_pool_path, token_scale
         )
@@ -251,6 +253,7 @@ def register(app: typer.Typer) -> None:
                 lost_experts=after.lost_experts,
                 mtp=mtp,
                 mtp_acceptance=acceptance_of(mtp_acceptance, mtp),
+                tp_size=tp_size,
             )
             if recorded:
                 assert trace is not None

@@ -86,18 +86,21 @@ def paging_options(
 
 
 def check_sizes(num_ranks: int, dp_size: int | None, tp_size: int, ep_size: int | None) -> None:
-    """Refuse group sizes that are not served: every rank is a DP group and hosts experts.
+    """Refuse group sizes that do not make up the ranks, all of which host experts.
 
     Raises:
         UsageError: naming the size that fits.
     """
-    if tp_size != 1:
+    if tp_size < 1 or num_ranks % tp_size:
+        nearest = max(n for n in range(1, num_ranks + 1) if num_ranks % n == 0 and n <= max(1, tp_size))
         raise UsageError(
-            f"--tp-size {tp_size}: attention is not cut over several ranks; the only size is 1 (MLA keeps "
-            "one latent for all heads, so decode runs at TP 1)"
+            f"--tp-size {tp_size}: {num_ranks} ranks are no whole number of groups; the nearest is {nearest}"
         )
-    if dp_size not in (None, num_ranks):
-        raise UsageError(f"--dp-size {dp_size}: with --tp-size 1 each of {num_ranks} ranks is a DP group")
+    groups = num_ranks // tp_size
+    if dp_size not in (None, groups):
+        raise UsageError(
+            f"--dp-size {dp_size}: with --tp-size {tp_size}, {num_ranks} ranks are {groups} DP groups"
+        )
     if ep_size not in (None, num_ranks):
         raise UsageError(f"--ep-size {ep_size}: all {num_ranks} ranks share the experts")
 

@@ -18,16 +18,21 @@ from serving.job import ReplayJob, read_requests
 from serving.limits import ExchangeSizes, exchange_sizes, job_limits, job_placement
 from serving.model.config import ModelConfig
 from serving.model.model import Model, load_model
+from serving.model.part import Part
 from serving.model.sampling import sample
 from serving.placement import Placement
 from serving.pricing import PricedModel
 from serving.request import RequestSpec
 from serving.scheduler import SchedulerLimits
+from serving.tensor.price import shard
 
 
 @dataclass(frozen=True)
 class CommonParts:
-    """Parts of a rank that do not depend on which rank it is; the model has no routed experts open yet."""
+    """Parts of a rank that do not depend on which rank it is; the models have no routed experts open yet.
+
+    models: one for each rank of a tensor-parallel group, in order; else the one.
+    """
 
     job: ReplayJob
     config: ModelConfig
@@ -36,7 +41,12 @@ class CommonParts:
     limits: SchedulerLimits
     sizes: ExchangeSizes
     plans: Sequence[LayerPlan]
-    model: Model
+    models: Sequence[Model]
+
+    @property
+    def model(self) -> Model:
+        """The model, of the first rank of a group."""
+        return self.models[0]
 
 
 _ahead: dict[str, tuple[list[RequestSpec], CommonParts]] = {}
@@ -48,7 +58,8 @@ def make_ahead(directory: str) -> CommonParts:
     job, specs = ReplayJob.read(directory), read_requests(directory)
     parts = _make(job, specs, load_profile(job.profile, job.overrides))
     longest = max((spec.total_tokens for spec in specs), default=1)
-    parts.model.prove(longest)
+    for model in parts.models:
+        model.prove(longest)
     sample(torch.zeros(parts.config.vocab_size), job.sampling, 0, 0, 0)
     _ahead[str(Path(directory).resolve())] = specs, parts
     return parts
@@ -74,11 +85,15 @@ def common_parts(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile)
 
 
 def _make(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile) -> CommonParts:
-    model = load_model(job.model_dir, (), job.quantization, job.mtp)
-    config = model.config
-    priced = PricedModel.load(job.priced_as, profile, job.priced_overrides)
+    models: list[Model] = []
+    for index in range(job.tp_size):
+        like = models[0] if models else None
+        part = Part(index, job.tp_size)
+        models.append(load_model(job.model_dir, (), job.quantization, job.mtp, part, like))
+    config = models[0].config
+    priced = shard(PricedModel.load(job.priced_as, profile, job.priced_overrides), job.tp_size)
     placement = job_placement(job, config)
     limits = job_limits(job, config, kv_capacity(priced, placement, job.check_memory), specs)
     sizes = exchange_sizes(job, limits, placement, config.num_experts_per_tok, specs)
     plans = plan_layers(config, priced)
-    return CommonParts(job, config, priced, placement, limits, sizes, plans, model)
+    return CommonParts(job, config, priced, placement, limits, sizes, plans, models)

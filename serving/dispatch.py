@@ -83,6 +83,10 @@ class Dispatcher:
             return None
         return -(-self._specs[self._next].arrival_ps // TICK_PS) * TICK_PS
 
+    def exclude(self, ranks: Sequence[int]) -> None:
+        """Give these ranks nothing: others lead their groups."""
+        self._dead = sorted({*self._dead, *ranks})
+
     def add(self, spec: RequestSpec) -> None:
         """A request that comes from outside the workload."""
         raise InternalError(f"request {spec.request_id} comes to a dispatcher whose workload is fixed")

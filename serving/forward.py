@@ -30,7 +30,15 @@ from serving.placement import EMPTY, Placement
 from serving.pricing import PricedModel
 from serving.scheduler import Segment
 
-COMPUTE_LABELS = {"attention": 1, "experts": 2, "dispatch": 3, "combine": 4, "other": 5, "kv_load": 6}
+COMPUTE_LABELS = {
+    "attention": 1,
+    "experts": 2,
+    "dispatch": 3,
+    "combine": 4,
+    "other": 5,
+    "kv_load": 6,
+    "tensor": 7,
+}
 """Numbers that name compute regions in the trace."""
 
 
@@ -315,7 +323,7 @@ class Forward:
         if expert == EMPTY:
             raise InternalError(f"rank {self._rank}: rows arrived for a spare expert slot")
         if expert == self._placement.num_routed:
-            return layer.shared(rows)
+            return layer.shared_here(rows)
         return layer.expert(expert, rows)
 
     def _compute(self, bucket: str, ps: int) -> None:

@@ -103,6 +103,7 @@ class ReplayJob:
     another has died, or they are called in. lost_experts: what becomes of experts no living rank holds
     (`serving.recovery.masks.LostExperts`). note_states: report when requests enter their states.
     mtp: draft layers used; mtp_acceptance: how often their drafts are right; empty: as often as they are.
+    tp_size: ranks that serve a DP group's requests together (`serving.tensor`).
     """
 
     model_dir: str
@@ -135,6 +136,7 @@ class ReplayJob:
     note_states: bool = False
     mtp: int = 0
     mtp_acceptance: tuple[float, ...] = ()
+    tp_size: int = 1
 
     @property
     def is_open(self) -> bool:

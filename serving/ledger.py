@@ -30,7 +30,8 @@ class WorkLedger:
 
     functional_*: really computed or moved; priced_*: charged at the target's size. Rows are token-expert
     pairs over all executed layers; priced bytes include the layers an executed one stands for. record_bytes:
-    metadata and status records, as charged.
+    metadata and status records, as charged. group_bytes: what tensor-parallel
+    ranks give each other, as charged.
     """
 
     functional_tokens: int = 0
@@ -44,5 +45,6 @@ class WorkLedger:
     priced_bytes_sent: int = 0
     priced_bytes_received: int = 0
     record_bytes_sent: int = 0
+    group_bytes_sent: int = 0
     kv_blocks_allocated: int = 0
     kv_blocks_freed: int = 0

@@ -119,7 +119,7 @@ def exchange_sizes(
     max_tokens = limits.max_step_tokens(job.token_scale)
     if job.mtp > 1:  # draft layers after the first compute rows of the step before once more
         max_tokens += job.max_seqs * (job.mtp - 1)
-    pod_tokens = job.num_ranks * max_tokens
+    pod_tokens = job.num_ranks // job.tp_size * max_tokens
     if not job.is_open:
         pod_tokens = min(pod_tokens, sum(_most_at_once(job, spec) for spec in specs))
     held = int((placement.slot_expert != EMPTY).sum(axis=1).max())

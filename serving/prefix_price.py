@@ -54,10 +54,11 @@ class PrefillPrice:
         if new < 1:
             return 0
         priced, slots, shape = self.priced, self.slots, self.priced.shape
-        rows = new * (shape.top_k + (0 if self.shared_local else shape.shared_experts))
+        routed = -(-new // priced.parts)  # a group shares them out
+        rows = routed * (shape.top_k + (0 if self.shared_local else shape.shared_experts))
         attention = sum(priced.layer_kernels(np.zeros(0, np.int64), [(cached, new)]).values())
         per_slot = [rows // slots + (i < rows % slots) for i in range(slots)]
-        moe = priced.router_ps(new) + priced.experts_ps(per_slot)
+        moe = priced.router_ps(routed) + priced.experts_ps(per_slot)
         moe += priced.shared_ps(new) if self.shared_local else 0
         exchanges = priced.dispatch_costs(rows, self.num_ranks), priced.combine_costs(rows, self.num_ranks)
         for costs in exchanges:

@@ -38,6 +38,8 @@ class PricedModel:
     profile: Profile
     prices: PriceList
     library: Library
+    parts: int = 1
+    """Ranks that share a layer (`serving.tensor.price`); `shape` is then one rank's."""
 
     @classmethod
     def load(
@@ -125,16 +127,20 @@ class PricedModel:
 
     # ---- feed-forward ---------------------------------------------------------------------------------
 
-    def experts_kernels(self, rows_per_local_expert: Sequence[int] | NDArray[np.int64]) -> Kernels:
+    def experts_kernels(
+        self, rows_per_local_expert: Sequence[int] | NDArray[np.int64], parts: int = 1
+    ) -> Kernels:
         """Return the kernels of this die's experts.
 
         Args:
             rows_per_local_expert: int64 [slots], rows of each local expert; empty slots load no weights.
+            parts: dies that share the width of each expert.
         """
         s, rows = self.shape, np.asarray(rows_per_local_expert, dtype=np.int64)
-        up = self.prices.grouped_gemm_ps(rows, s.hidden, 2 * s.expert_intermediate)
-        down = self.prices.grouped_gemm_ps(rows, s.expert_intermediate, s.hidden)
-        return {MATMUL: up + down, OTHERS: self._activation_ps(int(rows.sum()), s.expert_intermediate)}
+        width = s.expert_intermediate // parts
+        up = self.prices.grouped_gemm_ps(rows, s.hidden, 2 * width)
+        down = self.prices.grouped_gemm_ps(rows, width, s.hidden)
+        return {MATMUL: up + down, OTHERS: self._activation_ps(int(rows.sum()), width)}
 
     def experts_ps(self, rows_per_local_expert: Sequence[int] | NDArray[np.int64]) -> int:
         """Return the time of this die's experts; see `experts_kernels`."""
@@ -142,7 +148,7 @@ class PricedModel:
 
     def shared_kernels(self, rows: int) -> Kernels:
         """Return the kernels of shared experts computed where the tokens are."""
-        return self.experts_kernels([rows] * self.shape.shared_experts)
+        return self.experts_kernels([rows] * self.shape.shared_experts, self.parts)
 
     def shared_ps(self, rows: int) -> int:
         """Return the time of local shared experts over `rows` tokens."""
@@ -249,8 +255,8 @@ class PricedModel:
             mtp: the MTP layer is loaded.
         """
         s = self.shape
-        slots = expert_slots + (s.shared_experts if shared_local else 0)
-        moe = slots * self.expert_bytes + 2 * s.hidden * s.routed_experts
+        shared = s.shared_experts * self.expert_bytes // self.parts if shared_local else 0
+        moe = expert_slots * self.expert_bytes + shared + 2 * s.hidden * s.routed_experts
         dense = s.dense_layers * 3 * s.hidden * s.dense_intermediate
         main = s.layers * self.attention_bytes + s.moe_layers * moe + dense + 2 * 2 * s.vocab * s.hidden
         extra = self.attention_bytes + moe + 2 * s.hidden * s.hidden

@@ -26,7 +26,7 @@ from serving.forward import Forward
 from serving.job import Progress, ReplayJob, append_ending, append_result
 from serving.kv.tiers import read_prices, unsaved_share
 from serving.link import PodLink, PodStatus
-from serving.model.kv_cache import PagedKV
+from serving.model.kv_cache import Lender, LentTables, PagedKV
 from serving.model.sampling import choose, sample
 from serving.model.stopping import TokenBytes, finish_of
 from serving.outputs import OutputSender
@@ -47,6 +47,9 @@ from serving.recovery.stream import TokenStream
 from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler
 from serving.speculation import Speculation, SpeculativeScheduler, drafter_of
+from serving.tensor.forward import TensorForward
+from serving.tensor.group import TensorGroup, followers
+from serving.tensor.price import TensorCharges
 
 
 class StepProgress(Protocol):
@@ -171,6 +174,12 @@ def _connect(job: ReplayJob, engine: ServingEngine, directory: str, rank: int) -
         engine.outlet = OutputSender(directory, rank)
 
 
+def _run_group(engine: ServingEngine, forward: TensorForward) -> None:
+    """Serve as a rank of a tensor-parallel group."""
+    engine.run()
+    forward.close()
+
+
 def _count_cache(record: RankRecord, scheduler: Scheduler, forward: Forward, kv: PagedKV) -> None:
     """What a paged cache has done, at the end; nothing may be held any more."""
     if not isinstance(scheduler, PagedScheduler):
@@ -202,22 +211,31 @@ def build(
     config, priced, placement, limits = common.config, common.priced, common.placement, common.limits
     if job.recovery is not None:
         placement = widened(placement)
-    model = common.model
+    model = common.models[device.rank % job.tp_size]
     model.open_experts(e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
     prefill = prefill_price(job, priced, placement)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank, prefill)
     if job.mtp:
         scheduler = SpeculativeScheduler(limits)
-    cache = scheduler.kv if isinstance(scheduler, PagedScheduler) else None
-    kv = PagedKV(config, limits.kv_blocks, limits.block_tokens, cache)
+    cache: Lender | None = scheduler.kv if isinstance(scheduler, PagedScheduler) else None
     record = RankRecord(keep=not job.feed)
-    charges = Charges(priced, device.num_ranks, shared_local=not placement.shared_placed)
+    group = None
+    if job.tp_size > 1:
+        group = TensorGroup(device, priced, record)
+        dispatcher.exclude(followers(device.num_ranks, job.tp_size))
+        if not group.leads:
+            scheduler, cache = Scheduler(limits), None if cache is None else LentTables()
+    kv = PagedKV(model.kv_config, limits.kv_blocks, limits.block_tokens, cache)
+    pricing = Charges if group is None else TensorCharges
+    charges = pricing(priced, device.num_ranks, shared_local=not placement.shared_placed)
     charges.prefill = prefill
     top_k = config.num_experts_per_tok
     link = PodLink(device, placement, config.hidden_size, top_k, common.sizes, record, job.quantization)
     parts = (device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
     forward: Forward
-    if job.decode is None:
+    if group is not None:
+        forward = TensorForward(*parts, group=group)
+    elif job.decode is None:
         forward = Forward(*parts)
     else:
         jitter = Jitter.from_entries(priced.entries, job.seed) if job.decode.jitter else Jitter()
@@ -261,6 +279,8 @@ def build(
     device.faults.on("page_fault", page_faults.strike)
     if job.eplb is not None:
         balance(engine, forward, model, device, common, record)
+    if isinstance(forward, TensorForward):
+        return engine, record, kv, partial(_run_group, engine, forward)
     if job.recovery is None:
         return engine, record, kv, engine.run
 

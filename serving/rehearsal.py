@@ -50,7 +50,7 @@ def serve_alone(parts: CommonParts, specs: Sequence[RequestSpec], directory: str
     sent = config.num_experts_per_tok + placement.shared_placed
     memory = machine_bytes(sizes, sent, config.hidden_size, placement.slots_per_rank)
     model = load_model(job.model_dir, (), job.quantization, job.mtp)
-    solo = CommonParts(job, config, parts.priced, placement, limits, sizes, parts.plans, model)
+    solo = CommonParts(job, config, parts.priced, placement, limits, sizes, parts.plans, [model])
     Progress(directory, 1, create=True)
     device = solo_device(profile=job.profile, set=dict(job.overrides), **memory)
     serve_on(device, directory, solo, specs)
@@ -59,7 +59,9 @@ def serve_alone(parts: CommonParts, specs: Sequence[RequestSpec], directory: str
 
 
 def _solo_job(job: ReplayJob) -> ReplayJob:
-    return replace(job, num_ranks=1, check_memory=False, schedule="", redundant_experts=0, decode=None)
+    return replace(
+        job, num_ranks=1, tp_size=1, check_memory=False, schedule="", redundant_experts=0, decode=None
+    )
 
 
 def _request(number: int, job: ReplayJob, context: int) -> RequestSpec:

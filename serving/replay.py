@@ -34,6 +34,8 @@ from serving.schedule import Schedule, check_identity, compare, identify, record
 from serving.scheduler import SchedulerLimits
 from serving.speculation_report import check_speculation, speculation_facts
 from serving.tables import bytes_by_class
+from serving.tensor.check import check_tensor
+from serving.tensor.price import shard
 from serving.traces import TraceRequest
 from serving.workload import WorkloadOptions, make_requests
 
@@ -110,7 +112,8 @@ def _plan(
     check_speculation(job)
     profile = load_profile(job.profile, job.overrides)
     Topology.from_profile(profile, job.num_ranks)
-    priced = PricedModel.load(job.priced_as, profile, job.priced_overrides)
+    check_tensor(job, config)
+    priced = shard(PricedModel.load(job.priced_as, profile, job.priced_overrides), job.tp_size)
     plans = plan_layers(config, priced)
     placement = job_placement(job, config)
     check_batch(job.batched_tokens, job.max_seqs)
@@ -151,6 +154,7 @@ def _settings(job: ReplayJob) -> dict[str, int]:
         "token_scale": job.token_scale,
         "batched_tokens": job.batched_tokens,
         "max_seqs": job.max_seqs,
+        **({"tp_size": job.tp_size} if job.tp_size > 1 else {}),
     }
 
 
@@ -291,6 +295,8 @@ def _configuration(replay: Replay) -> dict[str, Any]:
     more: dict[str, Any] = {} if job.paging is None else {"paging": asdict(job.paging)}
     if job.balancing != "least-tokens":
         more["balancing"] = job.balancing
+    if job.tp_size > 1:
+        more["groups"] = {"dp_size": job.num_ranks // job.tp_size, "tp_size": job.tp_size}
     return {
         **more,
         "profile": job.profile,

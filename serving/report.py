@@ -92,7 +92,7 @@ def check_invariants(
         "priced_rows_conserved": work["priced_rows_sent"] == work["priced_rows_received"],
         "priced_bytes_conserved": work["priced_bytes_sent"] == work["priced_bytes_received"],
         "fabric_charged_what_was_posted": fabric_bytes
-        == work["priced_bytes_received"] + work["record_bytes_sent"],
+        == work["priced_bytes_received"] + work["record_bytes_sent"] + work["group_bytes_sent"],
         "ranks_agree_on_steps": len({result["steps"] for result in results}) == 1,
         "kv_blocks_freed": work["kv_blocks_allocated"] == work["kv_blocks_freed"],
         "virtual_time_accounted": all(sum(r["time_ps"].values()) == r["end_ps"] for r in results),

@@ -9,12 +9,15 @@ The same arithmetic serves prefill, decode and recomputation (`blocks.py`).
 Source: DeepSeek-V2 (2024), section 2.1, for the architecture and the absorption.
 """
 
+from functools import lru_cache
+
 import torch
 
 from serving.model.blocks import BlockAttention
 from serving.model.config import DeepseekV3Config
 from serving.model.int8 import LatentRows, Product, product_of
 from serving.model.norm import RMSNorm
+from serving.model.part import WHOLE, Part
 from serving.model.plan import StepPlan
 from serving.model.rope import rotate, softmax_scale
 from serving.model.rows import Proofs, RowFunction, Rows
@@ -28,22 +31,58 @@ _LATENT_NORM_EPS = (
 
 
 class LatentAttention:
-    """Attention of one layer: input norm, projections, cache, output projection, residual."""
+    """Attention of one layer: input norm, projections, cache, output projection, residual.
 
-    def __init__(self, config: DeepseekV3Config, files: CheckpointFiles, layer: int, proofs: Proofs) -> None:
-        self._config = config
+    Args:
+        part: whose heads, and columns of the output projection, this is.
+    """
+
+    def __init__(
+        self,
+        config: DeepseekV3Config,
+        files: CheckpointFiles,
+        layer: int,
+        proofs: Proofs,
+        part: Part = WHOLE,
+    ) -> None:
+        self._config, self._part = config, part
         self._layer = layer
-        rope, rank = config.qk_rope_head_dim, config.kv_lora_rank
+        rope, rank, heads = config.qk_rope_head_dim, config.kv_lora_rank, config.num_attention_heads
+        self._mine = part.share(heads)
+        self._heads = self._mine.stop - self._mine.start
+        self._columns = part.share(config.hidden_size)
         self._rows = LatentRows(rope, rank) if config.quantization else None
-        unpack = self._rows.unpack if self._rows else None
-        self._core = BlockAttention(config.num_attention_heads, rope + rank, rank, 1, proofs, unpack=unpack)
+        unpack, within = self._rows.unpack if self._rows else None, (self._mine.start, heads)
+        self._core = BlockAttention(self._heads, rope + rank, rank, 1, proofs, unpack=unpack, within=within)
         self._load(files, f"model.layers.{layer}")
-        self._project = RowFunction("attention.project", self._project_rows, proofs)
-        self._output = RowFunction("attention.output", self._output_rows, proofs)
+        if part.size == 1:
+            self._project = RowFunction("attention.project", self._project_rows, proofs)
+            self._output = RowFunction("attention.output", self._output_rows, proofs)
+            return
+        whole = lru_cache(1)(lambda: LatentAttention(config, files, layer, proofs))
+        self._project = RowFunction(
+            part.named("attention.project"),
+            self._project_rows,
+            proofs,
+            lambda *rows: whole()._project_some(self._mine, *rows),
+        )
+        self._values = RowFunction(
+            part.named("attention.values"),
+            lambda attended: (self._value_rows(attended),),
+            proofs,
+            lambda attended: (whole()._some_values(self._mine, attended),),
+        )
+        self._output = RowFunction(
+            part.named("attention.output"),
+            lambda x, values: (self._o(values).add_(x),),
+            proofs,
+            lambda x, values: (whole()._o(values)[:, self._columns] + x,),
+        )
 
     def _load(self, files: CheckpointFiles, prefix: str) -> None:
         config, attention = self._config, f"{prefix}.self_attn"
-        hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+        hidden, rank = config.hidden_size, config.kv_lora_rank
+        mine, all_heads = self._mine, config.num_attention_heads
         nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self._norm = RMSNorm(files.tensor(f"{prefix}.input_layernorm.weight", hidden), config.rms_norm_eps)
         self._q_a: Product | None = None
@@ -55,34 +94,45 @@ class LatentAttention:
             q_norm = files.tensor(f"{attention}.q_a_layernorm.weight", q_in)
             self._q_norm = RMSNorm(q_norm, _LATENT_NORM_EPS)
             q_name = f"{attention}.q_b_proj.weight"
-        self._q = self._product(files, q_name, heads * (nope + rope), q_in)
+        q = files.tensor(q_name, all_heads * (nope + rope), q_in).view(all_heads, -1, q_in)
+        self._q = self._of(q[mine].view(-1, q_in))
         self._kv_a = self._product(files, f"{attention}.kv_a_proj_with_mqa.weight", rank + rope, hidden)
         kv_norm = files.tensor(f"{attention}.kv_a_layernorm.weight", rank)
         self._kv_norm = RMSNorm(kv_norm, _LATENT_NORM_EPS)
-        kv_b = files.tensor(f"{attention}.kv_b_proj.weight", heads * (nope + value), rank)
-        kv_b = kv_b.view(heads, nope + value, rank)
+        kv_b = files.tensor(f"{attention}.kv_b_proj.weight", all_heads * (nope + value), rank)
+        kv_b = kv_b.view(all_heads, nope + value, rank)[mine]
         self._absorb_key = kv_b[:, :nope]
         self._expand_value = kv_b[:, nope:].transpose(1, 2)
-        self._o = self._product(files, f"{attention}.o_proj.weight", hidden, heads * value)
+        o = files.tensor(f"{attention}.o_proj.weight", hidden, all_heads * value)
+        self._o = self._of(o[self._columns])
         self._scale = softmax_scale(config)
 
     def _product(self, files: CheckpointFiles, name: str, *shape: int) -> Product:
-        return product_of(files.tensor(name, *shape), self._config.quantization == "int8")
+        return self._of(files.tensor(name, *shape))
+
+    def _of(self, weight: torch.Tensor) -> Product:
+        return product_of(weight, self._config.quantization == "int8")
 
     def __call__(self, x: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """x + attention(norm(x)), float32 [rows of the plan, hidden]; writes their cache rows first."""
         queries, latents = self._project(x, plan.cos, plan.sin)
         pages = plan.kv.pages[self._layer]
         pages.view(-1, pages.shape[-1])[:, :-1].index_copy_(0, plan.slots, latents)
-        attended = self._core(queries, pages, plan.jobs)
-        return self._output(x, attended)[0]
+        return self._join(x, self._core(queries, pages, plan.jobs))
+
+    def _join(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """x plus the projection of the attended latents of my heads; of all, where others have the rest."""
+        if self._part.size == 1:
+            return self._output(x, attended)[0]
+        values = self._part.whole("values", self._values(attended)[0])
+        return self._part.whole("hidden", self._output(x[:, self._columns], values)[0])
 
     def prove(self, x: torch.Tensor) -> None:
         """Prove the functions of rows at the size of x, float32 [n, hidden]."""
         config = self._config
         angles = torch.zeros(x.shape[0], 1, config.qk_rope_head_dim)
         self._project(x, angles, angles)
-        self._output(x, torch.zeros(x.shape[0], config.num_attention_heads, config.kv_lora_rank))
+        self._join(x, torch.zeros(x.shape[0], self._heads, config.kv_lora_rank))
 
     def prove_blocks(self, batch: int, num_queries: int, num_blocks: int) -> None:
         """Prove batched attention of `batch` sequences of these extents."""
@@ -96,7 +146,7 @@ class LatentAttention:
         latent = self._kv_a(x)
         if self._q_a is not None and self._q_norm is not None:
             x = self._q_norm(self._q_a(x))
-        query = self._q(x).view(size, config.num_attention_heads, -1)
+        query = self._q(x).view(size, self._heads, -1)
         rotary = torch.cat((query[:, :, nope:], latent[:, None, rank:]), 1)
         rotary = rotate(rotary, cos, sin, config.rope_interleave)
         absorbed = torch.bmm(query[:, :, :nope].transpose(0, 1), self._absorb_key).transpose(0, 1)
@@ -109,5 +159,21 @@ class LatentAttention:
 
     def _output_rows(self, x: torch.Tensor, attended: torch.Tensor) -> Rows:
         """x [s, hidden] plus the projection of the attended latents [s, heads, kv_lora_rank]."""
+        return (self._o(self._value_rows(attended)).add_(x),)
+
+    def _value_rows(self, attended: torch.Tensor) -> torch.Tensor:
+        """Attended latents [s, heads, kv_lora_rank] to their values [s, heads · v_head_dim]."""
         values = torch.bmm(attended.transpose(0, 1), self._expand_value).transpose(0, 1)
-        return (self._o(values.reshape(x.shape[0], -1)).add_(x),)
+        return values.reshape(attended.shape[0], -1)
+
+    def _project_some(self, mine: slice, *rows: torch.Tensor) -> Rows:
+        """Of `_project_rows`, the queries of some heads, and the cache rows."""
+        queries, latents = self._project_rows(*rows)
+        return queries[:, mine].contiguous(), latents
+
+    def _some_values(self, mine: slice, attended: torch.Tensor) -> torch.Tensor:
+        """`_value_rows` of some heads, computed beside zeros for the others."""
+        size = attended.shape[0]
+        everyone = attended.new_zeros((size, self._heads, attended.shape[2]))
+        everyone[:, mine] = attended
+        return self._value_rows(everyone).view(size, self._heads, -1)[:, mine].reshape(size, -1)

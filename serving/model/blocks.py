@@ -7,6 +7,8 @@ order). Batched products are used once proven equal to that.
     out = Σ exp(q · key − max) · [value | 1]      numerators and, in the last column, the denominator
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,6 +32,8 @@ class BlockAttention:
         proofs: where verdicts are kept.
         shared: whether the value is part of the key.
         unpack: makes such rows of what is in the pages, where that is something else; one group only.
+        within: where these heads are only some of those that share a key: the first of them, and how many
+            there are in all. Results are those of all heads together.
     """
 
     def __init__(
@@ -41,8 +45,14 @@ class BlockAttention:
         proofs: Proofs,
         shared: bool = True,
         unpack: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        within: tuple[int, int] | None = None,
     ) -> None:
         self._unpack = unpack
+        self._whole: BlockAttention | None = None
+        self._first = 0
+        if within is not None and within[1] > heads:
+            self._first = within[0]
+            self._whole = BlockAttention(within[1], key_width, value_width, groups, proofs, shared)
         self._heads, self._groups = heads, groups
         self._rank = value_width
         self._key = key_width
@@ -78,8 +88,10 @@ class BlockAttention:
         keys = keys.reshape(batch * job.num_blocks, KEY_BLOCK, self._width)
         if self.prove(job.num_sequences, job.num_queries, job.num_blocks):
             out = self._batched(queries, keys, mask, job.first_masked)
-        else:
+        elif self._whole is None:
             out = self._by_tiles(queries, keys, mask, job.first_masked)
+        else:
+            out = self._among(self._whole, queries, keys, mask, job)
         if self._groups > 1:
             out = out.view(job.num_sequences, self._groups, job.num_queries, self._heads, self._rank)
             out = out.transpose(1, 2)
@@ -93,11 +105,44 @@ class BlockAttention:
         rows = torch.unflatten(keys[:, :, :-1], -1, (self._groups, self._width - 1)).transpose(1, 2)
         return queries.contiguous(), F.pad(rows, (0, 1), value=1.0)
 
+    def _among(
+        self,
+        whole: BlockAttention,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        mask: torch.Tensor,
+        job: AttentionJob,
+    ) -> torch.Tensor:
+        """Queries [b, m, key width] of my heads, computed with the others' heads beside them, which are
+        zeros."""
+        batch, first, heads = queries.shape[0], self._first, self._heads
+        all_heads = queries.new_zeros((batch, job.num_queries, whole._heads, self._key))
+        all_heads[:, :, first : first + heads] = queries.view(batch, job.num_queries, heads, self._key)
+        together = whole.prove(job.num_sequences, job.num_queries, job.num_blocks)
+        way = whole._batched if together else whole._by_tiles
+        out = way(all_heads.view(batch, -1, self._key), keys, mask, job.first_masked)
+        out = out.view(batch, job.num_queries, whole._heads, self._rank)
+        return out[:, :, first : first + heads].reshape(batch, -1, self._rank)
+
     def prove(self, batch: int, num_queries: int, num_blocks: int) -> bool:
         """Whether `_batched` equals `_by_tiles` at these extents."""
         rows, batch = num_queries * self._heads, batch * self._groups
         key = ("attention.blocks", self._heads, self._width, self._rank, batch, rows, num_blocks)
-        return self._proofs.holds(key, lambda: self._prove(batch, rows, num_blocks))
+        whole = self._whole
+        if whole is None:
+            return self._proofs.holds(key, lambda: self._prove(batch, rows, num_blocks))
+        among = (*key, self._first, whole._heads)
+        return self._proofs.holds(among, lambda: self._prove_among(whole, batch, num_queries, num_blocks))
+
+    def _prove_among(self, whole: BlockAttention, batch: int, num_queries: int, num_blocks: int) -> bool:
+        """Whether my heads alone, all at once, have the bits of `_by_tiles` over all heads."""
+        queries, keys, mask, first = whole._sample(batch, num_queries * whole._heads, num_blocks)
+        wanted = whole._by_tiles(queries, keys, mask, first).view(batch, num_queries, whole._heads, -1)
+        mine = slice(self._first, self._first + self._heads)
+        some = queries.view(batch, num_queries, whole._heads, -1)[:, :, mine].reshape(batch, -1, self._key)
+        return bits_equal(
+            self._batched(some, keys, mask, first), wanted[:, :, mine].reshape(batch, -1, self._rank)
+        )
 
     def _batched(
         self, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, first_masked: int

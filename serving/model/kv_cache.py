@@ -10,16 +10,17 @@ import math
 import mmap
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from emulator.errors import InternalError, UsageError
-from serving.kv.cache import KVCache, Move, Transfer
+from serving.kv.cache import Move, Transfer
 from serving.model.config import ModelConfig
 
-__all__ = ["PagedKV", "Segment", "row_width"]
+__all__ = ["LentTables", "PagedKV", "Segment", "row_width"]
 
 _PADDING_PAGE = 0
 _GARBAGE = 7.0
@@ -50,6 +51,30 @@ def _untouched_zeros(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.float32).view(shape)
 
 
+class Lender(Protocol):
+    """Who decides which pages a sequence has."""
+
+    tables: dict[Hashable, list[int]]
+
+    def forget(self, pages: Sequence[int]) -> None: ...
+    def check_integrity(self) -> None: ...
+
+
+class LentTables:
+    """Pages that another rank lends: what it said last."""
+
+    def __init__(self) -> None:
+        self.tables: dict[Hashable, list[int]] = {}
+
+    def forget(self, pages: Sequence[int]) -> None:
+        """Nothing is kept here."""
+
+    def check_integrity(self) -> None:
+        """Raises InternalError: a sequence that has ended has pages."""
+        if self.tables:
+            raise InternalError(f"KV cache: sequences {sorted(map(str, self.tables))} have not ended")
+
+
 class PagedKV:
     """Pages, block tables and a free list for one rank.
 
@@ -62,7 +87,7 @@ class PagedKV:
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int = 16, cache: KVCache | None = None
+        self, config: ModelConfig, num_pages: int, page_size: int = 16, cache: Lender | None = None
     ) -> None:
         if num_pages < 1 or page_size < 1:
             raise UsageError(f"KV cache needs at least one page of one token, got {num_pages} of {page_size}")
@@ -141,6 +166,17 @@ class PagedKV:
         self._prepare(max(table))
         self._lengths[sequence] = start + new_tokens
         return Segment(sequence, start, new_tokens)
+
+    def lent(self, sequence: Hashable) -> Sequence[int]:
+        """The pages of `sequence`, where who decides lends them; none where they are given out here."""
+        return () if self._cache is None else self._tables.get(sequence, ())
+
+    def lend(self, sequence: Hashable, table: Sequence[int]) -> None:
+        """From now on `sequence` has these pages, as another rank decided; none: it has ended."""
+        if table:
+            self._tables[sequence] = list(table)
+        elif self._cache is not None:
+            self._tables.pop(sequence, None)
 
     def move(self, transfers: Sequence[Transfer]) -> None:
         """Copy pages between the tiers, in order."""

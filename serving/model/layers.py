@@ -4,7 +4,8 @@ Each piece is separate, so that serving can put communication between them, and 
 (`rows.py`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from serving.model.checkpoint import expert_shapes, mlp_shapes
 from serving.model.config import DeepseekV3Config, ModelConfig, Qwen3MoeConfig
 from serving.model.elementwise import sigmoid_, silu_
 from serving.model.gqa import GroupedQueryAttention
-from serving.model.int8 import product_of
+from serving.model.int8 import Product, product_of
 from serving.model.norm import RMSNorm
+from serving.model.part import WHOLE, Part
 from serving.model.plan import StepPlan
 from serving.model.routing import choose_experts
 from serving.model.rows import SIZES, Proofs, RowFunction, Rows
@@ -39,9 +41,58 @@ def mlp_of(weights: Sequence[torch.Tensor], proofs: Proofs, int8: bool = False) 
     gate, up, down = (product_of(weight, int8) for weight in weights)
 
     def function(x: torch.Tensor) -> Rows:
-        return (down(silu_(gate(x)).mul_(up(x))),)
+        return (down(_gated(gate, up, x)),)
 
     return RowFunction(f"mlp.{width}", function, proofs)
+
+
+class SplitMlp:
+    """A gated MLP whose width, and then whose outputs, are split over the ranks of a part; called like the
+    whole one. `what` names the columns of the inner product: "dense" or "shared"."""
+
+    def __init__(
+        self,
+        what: str,
+        config: ModelConfig,
+        files: CheckpointFiles,
+        prefix: str,
+        width: int,
+        proofs: Proofs,
+        part: Part,
+    ) -> None:
+        self._what = what
+        self._part, int8 = part, config.quantization == "int8"
+
+        def products(inner: slice, outer: slice) -> tuple[Product, Product, Product]:
+            gate, up, down = (
+                files.tensor(name, *shape) for name, shape in mlp_shapes(config, prefix, width).items()
+            )
+            return tuple(product_of(w, int8) for w in (gate[inner], up[inner], down[outer]))  # type: ignore[return-value]
+
+        inner, outer = part.share(width), part.share(config.hidden_size)
+        whole = lru_cache(1)(lambda: products(slice(None), slice(None)))
+        gate, up, down = products(inner, outer)
+        self._inner = RowFunction(
+            part.named(f"mlp.{width}.inner"),
+            lambda x: (_gated(gate, up, x),),
+            proofs,
+            lambda x: (_gated(*whole()[:2], x)[:, inner].contiguous(),),
+        )
+        self._outer = RowFunction(
+            part.named(f"mlp.{width}.outer"),
+            lambda x: (down(x),),
+            proofs,
+            lambda x: (whole()[2](x)[:, outer].contiguous(),),
+        )
+
+    def __call__(self, x: torch.Tensor) -> Rows:
+        """Rows [n, hidden] to the same, on every rank."""
+        inner = self._part.whole(self._what, self._inner(x)[0])
+        return (self._part.whole("hidden", self._outer(inner)[0]),)
+
+
+def _gated(gate: Product, up: Product, x: torch.Tensor) -> torch.Tensor:
+    return silu_(gate(x)).mul_(up(x))
 
 
 def combine_in_order(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -57,12 +108,12 @@ def combine_in_order(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _attention_of(
-    config: ModelConfig, files: CheckpointFiles, index: int, proofs: Proofs
+    config: ModelConfig, files: CheckpointFiles, index: int, proofs: Proofs, part: Part
 ) -> LatentAttention | GroupedQueryAttention:
     if isinstance(config, Qwen3MoeConfig):
-        return GroupedQueryAttention(config, files, index, proofs)
+        return GroupedQueryAttention(config, files, index, proofs, part)
     if isinstance(config, DeepseekV3Config):
-        return LatentAttention(config, files, index, proofs)
+        return LatentAttention(config, files, index, proofs, part)
     raise InternalError(f"no attention for {type(config).__name__}")
 
 
@@ -72,16 +123,26 @@ class Layer:
     A dense layer: x = attention(x, plan); x = x + dense(norm(x)).
     A MoE layer: x = attention(x, plan); h = norm(x); route(h); expert(e, rows of h) wherever the experts
     live; routed = weighted sum by expert index (`combine_in_order`); x = x + joined(routed, h).
+
+    Args:
+        part: of attention, dense MLP and shared experts, whose share this rank computes.
     """
 
     def __init__(
-        self, config: ModelConfig, files: CheckpointFiles, index: int, experts: Iterable[int], proofs: Proofs
+        self,
+        config: ModelConfig,
+        files: CheckpointFiles,
+        index: int,
+        experts: Iterable[int],
+        proofs: Proofs,
+        part: Part = WHOLE,
     ) -> None:
+        self._part = part
         self.index = index
         self.is_moe = config.is_moe(index)
         self.has_shared = False
         self._config, self._files, self._proofs = config, files, proofs
-        self._attention = _attention_of(config, files, index, proofs)
+        self._attention = _attention_of(config, files, index, proofs, part)
         prefix = f"model.layers.{index}"
         norm_weight = files.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
         norm = RMSNorm(norm_weight, config.rms_norm_eps)
@@ -91,7 +152,7 @@ class Layer:
         if self.is_moe:
             self._load_moe(f"{prefix}.mlp", experts)
         else:
-            self._dense = gated_mlp(config, files, f"{prefix}.mlp", config.intermediate_size, proofs)
+            self._dense = self._mlp("dense", f"{prefix}.mlp", config.intermediate_size)
 
     def _load_moe(self, prefix: str, experts: Iterable[int]) -> None:
         config = self._config
@@ -105,9 +166,21 @@ class Layer:
         self.has_shared = config.n_shared_experts > 0
         if self.has_shared:
             width = config.moe_intermediate_size * config.n_shared_experts
-            self._shared = gated_mlp(config, self._files, f"{prefix}.shared_experts", width, self._proofs)
+            self._shared = self._mlp("shared", f"{prefix}.shared_experts", width)
+            self._one_shared = lru_cache(1)(lambda: self._whole_shared(f"{prefix}.shared_experts", width))
         self._route = RowFunction("route", self._route_rows, self._proofs)
         self.open_experts(experts)
+
+    def _mlp(self, what: str, prefix: str, width: int) -> Callable[[torch.Tensor], Rows]:
+        """An MLP that every rank's tokens need."""
+        if self._part.size == 1:
+            return gated_mlp(self._config, self._files, prefix, width, self._proofs)
+        return SplitMlp(what, self._config, self._files, prefix, width, self._proofs, self._part)
+
+    def _whole_shared(self, prefix: str, width: int) -> Callable[[torch.Tensor], Rows]:
+        if self._part.size == 1:
+            return self._shared
+        return gated_mlp(self._config, self._files, prefix, width, self._proofs)
 
     def open_experts(self, experts: Iterable[int]) -> None:
         """Check the weights of these experts and of no others from now on; nothing to do in a dense layer.
@@ -160,6 +233,10 @@ class Layer:
     def shared(self, h: torch.Tensor) -> torch.Tensor:
         """The shared expert(s) of a MoE layer that has some, of normed rows."""
         return self._shared(h)[0]
+
+    def shared_here(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same computed by this rank alone, where a shared expert is placed like routed ones."""
+        return self._one_shared()(rows)[0]
 
     def route(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose experts for normed rows [n, hidden].

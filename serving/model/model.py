@@ -13,6 +13,7 @@ from serving.model.kv_cache import PagedKV, Segment
 from serving.model.layers import Layer
 from serving.model.mtp import MtpLayer
 from serving.model.norm import RMSNorm
+from serving.model.part import WHOLE, Part, check_parts, kv_config
 from serving.model.plan import KEY_BLOCK, TILE_QUERIES, StepPlan, make_plan
 from serving.model.rope import RotaryTables
 from serving.model.rows import SIZES, Proofs, RowFunction, Rows
@@ -25,16 +26,33 @@ _BLOCKS_AHEAD = 8
 
 
 class Model:
-    """Weights (views of the checkpoint's mapping) and the functions between which communication happens."""
+    """Weights (views of the checkpoint's mapping) and the functions between which communication happens.
 
-    def __init__(self, config: ModelConfig, files: CheckpointFiles, experts: Iterable[int]) -> None:
-        self.config = config
+    Args:
+        part: what of attention, dense MLPs, shared experts and head this process computes.
+        proofs: of other models of this checkpoint in this process, to be shared.
+
+    Attributes:
+        kv_config: what a cache for it is made from.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        files: CheckpointFiles,
+        experts: Iterable[int],
+        part: Part = WHOLE,
+        proofs: Proofs | None = None,
+    ) -> None:
+        self.config, self.part = config, part
         self.files = files
-        self.proofs = Proofs()
+        self.kv_config = kv_config(config, part)
+        self.proofs = proofs or Proofs()
         self._rotary = RotaryTables(config)
         chosen = _checked_experts(config, files.directory, experts)
         self.layers = tuple(
-            Layer(config, files, index, chosen, self.proofs) for index in range(config.num_hidden_layers)
+            Layer(config, files, index, chosen, self.proofs, part)
+            for index in range(config.num_hidden_layers)
         )
         self.mtp = tuple(self._mtp_layer(depth, chosen) for depth in range(1, config.mtp_layers + 1))
         """Draft layers, in order."""
@@ -42,13 +60,19 @@ class Model:
         self._embedding = files.tensor("model.embed_tokens.weight", *shape)
         self._norm = RMSNorm(files.tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps)
         head = self._embedding if config.tie_word_embeddings else files.tensor("lm_head.weight", *shape)
-        self._head = head.t()
-        self._logits = RowFunction("logits", self._logits_rows, self.proofs)
+        words = part.share(config.vocab_size)
+        self._head = head[words].t()
+        self._logits = RowFunction(
+            part.named("logits"),
+            self._logits_rows,
+            self.proofs,
+            None if part.size == 1 else lambda x: (torch.mm(self._norm(x), head.t())[:, words].contiguous(),),
+        )
         self._normed = RowFunction("norm.last", lambda x: (self._norm(x),), self.proofs)
 
     def _mtp_layer(self, depth: int, experts: Iterable[int]) -> MtpLayer:
         index = self.config.num_hidden_layers + depth - 1
-        layer = Layer(self.config, self.files, index, experts, self.proofs)
+        layer = Layer(self.config, self.files, index, experts, self.proofs, self.part)
         return MtpLayer(self.config, self.files, depth, layer, self.proofs)
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +126,8 @@ class Model:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Final norm and output head: float32 [n, hidden] to [n, vocabulary]; pass only rows you need."""
-        return self._logits(x)[0]
+        logits = self._logits(x)[0]
+        return logits if self.part.size == 1 else self.part.whole("logits", logits)
 
     def _logits_rows(self, x: torch.Tensor) -> Rows:
         return (torch.mm(self._norm(x), self._head),)
@@ -123,6 +148,8 @@ def load_model(
     experts: Iterable[int] | None = None,
     quantization: Literal["int8"] | None = None,
     mtp_layers: int = 0,
+    part: Part = WHOLE,
+    like: Model | None = None,
 ) -> Model:
     """Open a checkpoint directory (`config.json`, safetensors single or sharded).
 
@@ -135,6 +162,8 @@ def load_model(
         quantization: "int8" computes projections, MLPs and experts in INT8 and keeps latents so (`int8.py`);
             router, embedding, head and the absorbed products stay float32.
         mtp_layers: draft layers to open.
+        part: what to compute where several ranks share a layer.
+        like: another part of the same model, whose open files and proofs are used.
 
     Raises:
         UsageError: missing files, a tensor that is missing, misshapen, cut short or not float32 (named, with
@@ -143,5 +172,8 @@ def load_model(
     config = with_mtp(ModelConfig.from_hf(directory), mtp_layers, str(directory))
     config = config.model_copy(update={"quantization": quantization})
     chosen = range(config.n_routed_experts) if experts is None else experts
+    check_parts(config, part.size)
     torch.set_num_threads(1)
-    return Model(config, CheckpointFiles(directory), chosen)
+    if like is not None:
+        return Model(config, like.files, chosen, part, like.proofs)
+    return Model(config, CheckpointFiles(directory), chosen, part)

@@ -51,6 +51,13 @@ def _preferred(remaining: int) -> tuple[int, ...]:
     return larger + tuple(size for size in reversed(ordinary) if size < remaining) + (TILE,)
 
 
+def _samples(size: int, rows: Rows) -> Rows:
+    """Random rows of these shapes, some calls of `size` rows."""
+    generator = torch.Generator().manual_seed(size)
+    count = -(-_SAMPLE_ROWS // size) * size
+    return tuple(torch.randn((count, *tensor.shape[1:]), generator=generator) for tensor in rows)
+
+
 def _one_row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if len(tensor) else tensor.new_zeros((1, *tensor.shape[1:]))
 
@@ -90,12 +97,17 @@ class RowFunction:
         function: takes tensors [s, …] that share their first extent s, returns a tuple of such tensors. Row i
             of the results may depend on row i of the arguments only.
         proofs: where verdicts are kept.
+        truth: what the results must equal where `function` computes only some columns of a product: the whole
+            product's, cut out. It takes the function's place unless they are proven equal.
     """
 
-    def __init__(self, name: str, function: RowsFunction, proofs: Proofs) -> None:
+    def __init__(
+        self, name: str, function: RowsFunction, proofs: Proofs, truth: RowsFunction | None = None
+    ) -> None:
         self._name = name
         self._function = function
         self._proofs = proofs
+        self._truth = truth
         self._allowed: dict[int, bool] = {}
         self._sizes: dict[int, tuple[int, ...]] = {}
 
@@ -141,14 +153,30 @@ class RowFunction:
             shapes = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in rows)
             if any(dtype != torch.float32 for _, dtype in shapes):
                 raise InternalError(f"row function {self._name}: rows must be float32, got {shapes}")
+            self._settle(shapes, rows)
             allowed = self._proofs.holds((self._name, shapes, size), lambda: self._prove(size, rows))
             self._allowed[size] = allowed
         return allowed
 
+    def _settle(self, shapes: tuple[object, ...], rows: Rows) -> None:
+        """Compute the truth from now on unless the function has its bits: of tiles whose rows' places have no
+        effect, from which everything else is proven."""
+        truth, self._truth = self._truth, None
+        if truth is None:
+            return
+        function = self._function
+
+        def is_true() -> bool:
+            tiles = list(zip(*(torch.split(t, TILE) for t in _samples(TILE, rows)), strict=True))
+            return all(self._blind_to_place(tile) for tile in tiles) and all(
+                bits_equal(a, b) for tile in tiles for a, b in zip(function(*tile), truth(*tile), strict=True)
+            )
+
+        if not self._proofs.holds((self._name, shapes, "part"), is_true):
+            self._name, self._function = f"{self._name}.whole", truth
+
     def _prove(self, size: int, rows: Rows) -> bool:
-        generator = torch.Generator().manual_seed(size)
-        count = -(-_SAMPLE_ROWS // size) * size
-        samples = tuple(torch.randn((count, *tensor.shape[1:]), generator=generator) for tensor in rows)
+        samples = _samples(size, rows)
         if size == TILE:
             return all(
                 self._blind_to_place(tile)

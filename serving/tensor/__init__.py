@@ -1,0 +1,1 @@
+"""Tensor parallelism inside a DP group: several ranks serve one group's requests together."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from collectives import rooted
-from collectives.algorithms import ONE_EXCHANGE, WHOLE
+from collectives.algorithms import ONE_EXCHANGE, WHOLE, Flow
 from collectives.buffers import (
     Array,
     check_count,
@@ -93,17 +93,28 @@ def all_to_all(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Wo
             raise group.error(SizeError, text, send.size)
         priced = call.priced(send.nbytes // size)
         name = call.choose(priced)
-        units, me = group.store.units(send.nbytes // size, size), group.rank
         [flow] = call.flows(name, priced)
-        phase = Phase(
-            flow,
-            lambda work: units.publish(work.number, raw_of(work.send)),
-            lambda work: units.take(work.number, me, work.recv),
-        )
-        return call.plan(name, [phase], length=send.size // size)
+        return call.plan(name, [_crossing(group, flow, send.nbytes // size)], length=send.size // size)
 
     key = key_of("all_to_all", how, *facts(send, "all_to_all"), *facts(recv, "all_to_all"))
     return begin(group, planned(group, key, make), how, send, recv)
+
+
+def _crossing(group: Group, flow: Flow, unit: int) -> Phase:
+    """A block of `unit` bytes of each rank for each rank."""
+    crossed = group.store.crossed(unit)
+    if crossed is not None:
+        return Phase(
+            flow,
+            lambda work: crossed.publish(work.number, raw_of(work.send)),
+            lambda work: crossed.take(work.number, work.recv),
+        )
+    units, me = group.store.units(unit, group.size), group.rank
+    return Phase(
+        flow,
+        lambda work: units.publish(work.number, raw_of(work.send)),
+        lambda work: units.take(work.number, me, work.recv),
+    )
 
 
 def all_gather(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Work:

@@ -26,12 +26,12 @@ import numpy as np
 
 from collectives.agreement import FIELDS
 from collectives.buffers import Array, fill_short
+from collectives.crossed import CHUNK, Crossed
 from collectives.moves import Move, move_rows
 from collectives.pieces import Bytes, Int64, take_pieces
 from collectives.sums import Sums
 from emulator.errors import SizeError, UsageError
 
-CHUNK = 1 << 16
 SMALL_CHUNK = 1 << 10
 DEPTH = 4
 _PAGE = 4096
@@ -229,6 +229,10 @@ class SharedStore:
     def units(self, unit: int, count: int, after: Units | None = None) -> Units:
         """Room for `count` equal units of each rank, behind those of `after`."""
         return Units(self, unit, count, after.end if after is not None else 0)
+
+    def crossed(self, unit: int) -> Crossed | None:
+        """Room for a block of each rank for each rank; None where `units` serve as well: few bytes."""
+        return Crossed(self, unit) if self.common and self.size * unit > CHUNK else None
 
     def sums(self, unit: int) -> Sums:
         """Room for a vector of each rank in `size` blocks of `unit` bytes, and for their sums."""

@@ -98,6 +98,25 @@ def test_units_of_all_ranks_lie_where_others_look(tmp_path):
         assert np.array_equal(second[0].column(4, 0), np.stack([d[:unit] for d in data]))
 
 
+@pytest.mark.parametrize(("ranks", "unit"), [(2, 40_000), (11, 6_001), (17, 70_000), (19, 7_680)])
+def test_blocks_that_cross_lie_where_their_targets_look(tmp_path, ranks, unit):
+    """Groups and chunks that are full and not, a unit past a chunk, both parities, a strided buffer.
+
+    Seen to fail with a group's run taken for a target's, and with the rest of the sources left out.
+    """
+    stores = [SharedStore(f"{tmp_path}/group", ranks, rank) for rank in range(ranks)]
+    crossed = [store.crossed(unit) for store in stores]
+    data = np.random.default_rng(3).integers(0, 256, (ranks, ranks, unit)).astype(np.uint8)
+    for source, here in enumerate(crossed):
+        here.publish(6, data[source].reshape(-1))
+        here.publish(7, data[source].reshape(-1) ^ 255)
+    for target, here in enumerate(crossed):
+        out, wide = np.empty((ranks, unit), np.uint8), np.empty((ranks, 2 * unit), np.uint8)[:, ::2]
+        here.take(6, out)
+        here.take(7, wide)
+        assert np.array_equal(out, data[:, target]) and np.array_equal(wide, data[:, target] ^ 255)
+
+
 @pytest.mark.parametrize("missing", [1, 2, 3, 4, 7])
 def test_units_that_end_short_are_padded_with_zeros(tmp_path, missing):
     """The last unit may be short, or some units missing: what is left over of an earlier call is not seen."""

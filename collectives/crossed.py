@@ -9,8 +9,8 @@ prefetching begins anew). So:
       group      `TOGETHER` sources
         target     its blocks of the group's sources, side by side
 
-A rank writes single blocks, within half a megabyte for each chunk, and need not wait for memory; it reads runs of
-`TOGETHER` blocks.
+A rank writes single blocks, within half a megabyte for each chunk, and need not wait for memory; it reads
+runs of `TOGETHER` blocks.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class RemoteStore(SharedStore):
 
     # --- bytes ------------------------------------------------------------------------------------------
 
-    def units(self, unit: int, count: int, after: Units | None = None) -> Units:
-        """Room for `count` equal units of each rank, behind those of `after`."""
+    def units(self, unit: int, count: int, after: Units | None = None, chunk: int = 0) -> Units:
+        """Room for `count` equal units of each rank, behind those of `after`; all are side by side."""
         return RemoteUnits(self, unit, count, after.end if after is not None else 0)
 
     def publish_raw(self, call: int, pieces: Sequence[tuple[int, Bytes]]) -> None:

@@ -35,15 +35,16 @@ from emulator.errors import SizeError, UsageError
 SMALL_CHUNK = 1 << 10
 DEPTH = 4
 _PAGE = 4096
+_LINE = 64
 _REACH = 1 << 40
 _LONGEST = 1 << 34
 _FREE = 1 << 26
 _DESCRIPTOR = struct.Struct(f"{FIELDS}q")
 
 
-def padded(nbytes: int) -> int:
-    """Room of a unit: a multiple of 8."""
-    return -(-nbytes // 8) * 8
+def padded(nbytes: int, to: int = 8) -> int:
+    """At least so many bytes, a multiple of `to`."""
+    return -(-nbytes // to) * to
 
 
 class Units:
@@ -51,20 +52,21 @@ class Units:
 
     Args:
         store: whose. unit: bytes of one. count: how many each rank has. base: where they begin.
+        chunk: most bytes of a rank side by side where there are many, `CHUNK` by default.
     """
 
-    def __init__(self, store: SharedStore, unit: int, count: int, base: int = 0) -> None:
+    def __init__(self, store: SharedStore, unit: int, count: int, base: int = 0, chunk: int = CHUNK) -> None:
         self._store, self.unit, self.count, self.base = store, unit, count, base
-        self._room = padded(unit)
-        chunk = CHUNK if count * self._room > CHUNK else SMALL_CHUNK
-        self._k = max(1, min(count, chunk // max(1, self._room)))
+        self._room = unit
+        chunk = chunk if count * unit > CHUNK else SMALL_CHUNK
+        self._k = max(1, min(count, chunk // max(1, unit)))
         self._step = store.size * self._k * self._room
-        self.end = base + -(-count // self._k) * self._step
+        self.end = padded(base + -(-count // self._k) * self._step, _LINE)
         self._columns: dict[tuple[int, int], Bytes] = {}
         store.check_room(self.end)
         self._mine = [self._cut(area) for area in store.areas] if unit else []
         start = base + store.rank * self._k * self._room
-        flat = slice(start, start + count * unit if count <= self._k and unit == self._room else start)
+        flat = slice(start, start + count * unit if count <= self._k else start)
         self._flat = [area[flat] for area in store.areas]  # all of mine, where it is in one piece
 
     def _cut(self, area: Bytes) -> tuple[Bytes, Bytes]:
@@ -139,16 +141,16 @@ class Units:
         return self._k
 
     def chunk(self, call: int, number: int) -> Bytes:
-        """A chunk's units of every rank, uint8 [g, per_chunk * room] in one piece, each unit padded to a
-        multiple of 8 bytes by whatever is there; valid until my next call."""
+        """A chunk's units of every rank, uint8 [g, per_chunk * unit] in one piece; behind the last unit of
+        all is whatever is there; valid until my next call."""
         start, size = self.base + number * self._step, self._store.size
         return self._store.areas[call % 2][start : start + self._step].reshape(size, -1)
 
-    def write(self, call: int, first: int, padded: Bytes) -> None:
-        """Write the padded units of ranks `first`, `first` + 1, … (of one unit each) for them."""
+    def write(self, call: int, first: int, raw: Bytes) -> None:
+        """Write the units of ranks `first`, `first` + 1, … (of one unit each) for them."""
         start = self.base + first * self._room
-        end = min(start + padded.size, self.base + self._store.size * self._room)
-        self._store.areas[call % 2][start:end] = padded[: end - start]
+        end = min(start + raw.size, self.base + self._store.size * self._room)
+        self._store.areas[call % 2][start:end] = raw[: end - start]
 
     def of_rank(self, call: int, rank: int, index: int) -> Bytes:
         """Unit `index` of one rank, uint8 [unit]; valid until my next call."""
@@ -226,9 +228,9 @@ class SharedStore:
 
     # --- bytes ------------------------------------------------------------------------------------------
 
-    def units(self, unit: int, count: int, after: Units | None = None) -> Units:
-        """Room for `count` equal units of each rank, behind those of `after`."""
-        return Units(self, unit, count, after.end if after is not None else 0)
+    def units(self, unit: int, count: int, after: Units | None = None, chunk: int = CHUNK) -> Units:
+        """Room for `count` equal units of each rank, behind those of `after`; `chunk`: see `Units`."""
+        return Units(self, unit, count, after.end if after is not None else 0, chunk)
 
     def crossed(self, unit: int) -> Crossed | None:
         """Room for a block of each rank for each rank; None where `units` serve as well: few bytes."""

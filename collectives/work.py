@@ -76,7 +76,7 @@ class Work:
             group.open.append(self)
             self.wait()
             return
-        quick = self.plan.packed and self._timeout_ps is None and group.device.compiled
+        quick = self.plan.packed and not group.timed and group.device.compiled
         others = group.space.busy and progress.wanted(group.space, group)
         enter = group.enter if quick and not others else None
         try:
@@ -175,10 +175,13 @@ class Work:
         return True
 
     def _tail(self, phase: Phase) -> None:
-        """Spend what each rank spends alone after an exchange."""
+        """Spend what each rank spends alone after an exchange. Raises: CollectiveTimeoutError."""
         assert isinstance(phase.flow, Exchange)
+        device = self.group.device
         if phase.flow.tail_ps:
-            self.group.device.compute(phase.flow.tail_ps)
+            device.compute(phase.flow.tail_ps)
+        if self._timeout_ps is not None and device.now_ps > self.start_ps + self._timeout_ps:
+            raise late(self, self._timeout_ps)
 
     def _pass_all(self) -> None:
         if not self._entered:

@@ -24,7 +24,7 @@ def notices(
         cost_ps (what senders waited longer until the next fault), lost (transfers given up then).
     """
     fired = sorted((row for row in faults if row["fired"]), key=lambda row: row["fired_ps"])
-    ends = [row["fired_ps"] for row in fired[1:]] + [1 << 62]
+    ends = [*(row["fired_ps"] for row in fired[1:]), 1 << 62][: len(fired)]
     usual = {rank["rank"]: {k: end - start for k, start, end in rank["done"]} for rank in calm}
     return [
         {

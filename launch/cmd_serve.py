@@ -26,21 +26,38 @@ import typer
 from emulator.errors import SuperpodError, UsageError
 from launch import osproc, paths
 from launch.cmd_run import check_pod, check_writable, parse_set, write_out
+from launch.model_options import AcceptanceOption, MtpOption, QuantizationOption
 from launch.open_job import OpenOptions, open_plan
-from launch.paging_options import DEFAULT_BLOCK, Balancing, ChunkedPrefill, NumBlocks, PrefixCaching
+from launch.paging_options import (
+    DEFAULT_BLOCK,
+    Balancing,
+    ChunkedPrefill,
+    DpSize,
+    DramBlocks,
+    EpSize,
+    NumBlocks,
+    PoolPath,
+    PrefixCaching,
+    TpSize,
+    check_sizes,
+)
 from launch.pod import OpenPod, prepare
 from launch.serve_api import SETTINGS
+from launch.vllm_options import check_unknown
 from serving.api.settings import ServerSettings
+from serving.decode.settings import split_overrides
 from serving.replay import Replay
 from serving.report import sum_fields
 
 
 def register(app: typer.Typer) -> None:
     """Add the `serve` command."""
-    app.command("serve", no_args_is_help=True)(serve_command)
+    lenient = {"ignore_unknown_options": True, "allow_extra_args": True}  # refused one by one, by name
+    app.command("serve", no_args_is_help=True, context_settings=lenient)(serve_command)
 
 
 def serve_command(
+    ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="Checkpoint directory.")],
     num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -70,7 +87,23 @@ def serve_command(
     enable_chunked_prefill: ChunkedPrefill = True,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = DEFAULT_BLOCK,
     num_gpu_blocks_override: NumBlocks = None,
+    dram_blocks: DramBlocks = 0,
+    kv_pool_path: PoolPath = "ub",
     load_balancing: Balancing = "least-tokens",
+    dp_size: DpSize = None,
+    tp_size: TpSize = 1,
+    ep_size: EpSize = None,
+    quantization: QuantizationOption = None,
+    mtp: MtpOption = 0,
+    mtp_acceptance: AcceptanceOption = None,
+    eplb: Annotated[
+        str | None, typer.Option(help="Balance experts while serving: xdeepserve or deepseek.")
+    ] = None,
+    eplb_step_interval: Annotated[
+        int | None, typer.Option(help="Steps between two balancings (else 32).")
+    ] = None,
+    redundant_experts: Annotated[int, typer.Option(min=0, help="Expert replicas beyond one each.")] = 0,
+    shared_experts: Annotated[str, typer.Option(help="local, or placed like routed ones.")] = "local",
     memory_check: Annotated[bool, typer.Option(help="Refuse what a die cannot hold at priced size.")] = True,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="At the end write what was served here.")
@@ -83,8 +116,10 @@ def serve_command(
     does is; --record FILE writes what came when, and superpod replay --trace FILE gives the same tokens and
     times.
     """
-    settings = parse_set(overrides or [])
+    check_unknown(ctx.args, [option for each in ctx.command.params for option in each.opts])
+    settings, priced_settings = split_overrides(parse_set(overrides or []))
     check_pod(num_ranks, pod, settings)
+    check_sizes(num_ranks, dp_size, tp_size, ep_size)
     check_writable("--record", record)
     check_writable("--json", json_out)
     check_address(host, api_key)
@@ -101,6 +136,16 @@ def serve_command(
         block_size=block_size,
         num_gpu_blocks_override=num_gpu_blocks_override,
         load_balancing=load_balancing,
+        priced_overrides=priced_settings,
+        dram_blocks=dram_blocks,
+        kv_pool_path=kv_pool_path,
+        quantization=quantization,
+        mtp=mtp,
+        mtp_acceptance=mtp_acceptance,
+        eplb=eplb,
+        eplb_step_interval=eplb_step_interval,
+        redundant_experts=redundant_experts,
+        shared_experts=shared_experts,
         memory_check=memory_check,
         record=str(record.resolve()) if record else "",
     )

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import serving
 from emulator.errors import UsageError
+from launch.model_options import acceptance_of, quantization_of
 from launch.paging_options import paging_options
+from serving.eplb.options import eplb_options
 from serving.feed import read_recording
 from serving.job import ReplayJob
 from serving.model import ModelConfig
@@ -34,6 +36,16 @@ class OpenOptions:
     load_balancing: str = "least-tokens"
     memory_check: bool = True
     record: str = ""
+    priced_overrides: dict[str, str] = field(default_factory=dict)
+    dram_blocks: int = 0
+    kv_pool_path: str = "ub"
+    quantization: str | None = None
+    mtp: int = 0
+    mtp_acceptance: str | None = None
+    eplb: str | None = None
+    eplb_step_interval: int | None = None
+    redundant_experts: int = 0
+    shared_experts: str = "local"
 
 
 def open_plan(model: Path, num_ranks: int, options: OpenOptions) -> tuple[Replay, ModelConfig, int]:
@@ -59,11 +71,18 @@ def open_plan(model: Path, num_ranks: int, options: OpenOptions) -> tuple[Replay
             options.block_size,
             options.num_gpu_blocks_override,
             options.enable_chunked_prefill,
-            dram_blocks=0,
-            pool_path="ub",
+            dram_blocks=options.dram_blocks,
+            pool_path=options.kv_pool_path,
             token_scale=1,
         ),
         balancing=options.load_balancing,
+        priced_overrides=options.priced_overrides,
+        quantization=quantization_of(options.quantization),
+        mtp=options.mtp,
+        mtp_acceptance=acceptance_of(options.mtp_acceptance, options.mtp),
+        eplb=eplb_options(options.eplb, options.eplb_step_interval),
+        redundant_experts=options.redundant_experts,
+        shared_experts=options.shared_experts,
         feed=True,
         record=options.record,
     )

@@ -59,20 +59,25 @@ class StepProgress(Protocol):
         """A step has ended: requests ended so far, virtual time."""
 
 
+_TRIM_EVERY = 32
+
+
 class _Housekeeping:
     """What a rank does once a step for its host: show how far it is, and give freed memory back.
 
     What steps have touched and left as it was goes back after steps 1, 4, 16, …; freed memory after 2, 8, …
-    too.
+    too. An open pod serves for as long as it likes: there freed memory goes back every 32 steps.
     """
 
-    def __init__(self, progress: StepProgress, rank: int) -> None:
-        self._progress, self._rank, self._steps = progress, rank, 0
+    def __init__(self, progress: StepProgress, rank: int, is_open: bool) -> None:
+        self._progress, self._rank, self._is_open, self._steps = progress, rank, is_open, 0
 
     def __call__(self, ended: int, now_ps: int) -> None:
         self._progress.update(self._rank, ended, now_ps)
         self._steps += 1
-        if self._steps & (self._steps - 1) == 0:  # a power of two
+        if self._is_open and self._steps % _TRIM_EVERY == 0:
+            trim()
+        elif self._steps & (self._steps - 1) == 0:  # a power of two
             if self._steps.bit_length() % 2:  # and of four
                 give_back()
             else:
@@ -262,7 +267,7 @@ def build(
         dispatcher=dispatcher,
         sampler=_sampler(job),
         record=record,
-        progress=_Housekeeping(progress, device.rank),
+        progress=_Housekeeping(progress, device.rank, job.feed),
     )
     if job.mtp:
         assert isinstance(scheduler, SpeculativeScheduler)

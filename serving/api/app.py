@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
@@ -17,13 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serving.api.body import arrival_of, aside, read_body
 from serving.api.completions import Completions
 from serving.api.engine_client import EngineClient
 from serving.api.errors import ApiError, bad_request
 from serving.api.intake import Asked, Intake
 from serving.api.prom import Metrics
 from serving.api.protocol import (
-    MOST_BODY_BYTES,
+    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -36,10 +37,7 @@ from serving.api.settings import ServerSettings
 from serving.api.tokenizer import GenerationDefaults, Tokenizer
 from serving.model.stopping import TokenBytes
 
-ARRIVAL_HEADER = "X-Superpod-Arrival-Ps"
-_LONG = 1 << 15
-"""Bytes of a body whose prompt is read in a thread of its own."""
-_MOST_PS = (1 << 63) - 1
+_Kind = TypeVar("_Kind", bound=Body)
 _OPEN_PATHS = ("/health", "/ping", "/metrics", "/version")
 
 
@@ -164,51 +162,20 @@ def _add_status(app: FastAPI, parts: Parts) -> None:
 
 
 def _add_generation(app: FastAPI, client: EngineClient, intake: Intake, completions: Completions) -> None:
-    @app.post("/v1/completions")
-    async def complete(request: Request) -> Response:
-        raw = await read_body(request)
-        body = parse_body(CompletionBody, parse_object(raw))
-        intake.check_model(body.model)
-        arrival_ps = _arrival(request, client.now_ps)
-        asked = await _aside(len(raw), lambda: intake.completion(body, arrival_ps))
-        return await completions.answer(request, body, asked)
+    """Both kinds of completion go the same way: read, check, make requests, answer."""
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        raw = await read_body(request)
-        body = parse_body(ChatBody, parse_object(raw))
-        intake.check_model(body.model)
-        arrival_ps = _arrival(request, client.now_ps)
-        asked = await _aside(len(raw), lambda: intake.chat(body, arrival_ps))
-        return await completions.answer(request, body, asked)
+    def add(path: str, kind: type[_Kind], make: Callable[[_Kind, int | None], Asked]) -> None:
+        @app.post(path)
+        async def generate(request: Request) -> Response:
+            raw = await read_body(request)
+            body = parse_body(kind, parse_object(raw))
+            intake.check_model(body.model)
+            arrival_ps = arrival_of(request, client.now_ps)
+            asked = await aside(len(raw), lambda: make(body, arrival_ps))
+            return await completions.answer(request, body, asked)
 
-
-async def _aside(size: int, read: Callable[[], Asked]) -> Asked:
-    """Read a long prompt beside the event loop, so that others are not kept waiting; a short one at once."""
-    return read() if size < _LONG else await run_in_threadpool(read)
-
-
-def _arrival(request: Request, now_ps: int) -> int | None:
-    """The virtual arrival a request asks for. Raises ApiError: no time, or one that is past."""
-    text = request.headers.get(ARRIVAL_HEADER)
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) > _MOST_PS:
-        raise bad_request(f"{ARRIVAL_HEADER} must be whole picoseconds, got {text[:40]!r}", ARRIVAL_HEADER)
-    if int(text) < now_ps:
-        raise bad_request(f"{ARRIVAL_HEADER} {text} is past: the engine is at {now_ps} ps", ARRIVAL_HEADER)
-    return int(text)
-
-
-async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError 413: more than `MOST_BODY_BYTES`."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BODY_BYTES:
-            raise ApiError(413, f"the body must be at most {MOST_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+    add("/v1/completions", CompletionBody, intake.completion)
+    add("/v1/chat/completions", ChatBody, intake.chat)
 
 
 def _add_tokens(app: FastAPI, intake: Intake, settings: ServerSettings) -> None:

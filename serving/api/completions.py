@@ -15,14 +15,13 @@ from starlette.types import Receive, Scope, Send
 from serving.api.answers import Answer, LogprobForm, Piece, answers_of, usage, virtual_times
 from serving.api.detokenizer import IdText
 from serving.api.engine_client import EngineClient, Ticket
-from serving.api.errors import ApiError, bad_request
+from serving.api.errors import CLIENT_LEFT, ApiError, bad_request
 from serving.api.intake import Asked
 from serving.api.protocol import Body, ChatBody
 from serving.api.tokenizer import Tokenizer
 from serving.model.stopping import TokenBytes
 
 _DONE = "data: [DONE]\n\n"
-_CLIENT_LEFT = 499
 
 
 class Completions:
@@ -75,7 +74,7 @@ async def _unless_left(request: Request, work: Any) -> Any:
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(_CLIENT_LEFT, "the client has left")
+            raise ApiError(CLIENT_LEFT, "the client has left")
         return task.result()
     finally:
         for each in (task, left):

@@ -34,6 +34,8 @@ class ApiError(Exception):
         return {"error": fields}
 
 
+CLIENT_LEFT = 499
+"""Status of an answer that nobody reads."""
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 

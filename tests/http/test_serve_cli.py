@@ -29,6 +29,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
         (["--max-model-len", "10000000"], "--max-model-len"),
         (["--clock", "wall"], "wall clock"),
         (["--priced-as", "deepseek-r1"], "routed"),
+        (["--dtype", "auto"], "--quantization int8"),
+        (["--speculative-config={}"], "--mtp N"),
+        (["--mtpp", "1"], "did you mean"),
+        (["--tensor-parallel-size", "0"], "--tp-size 0"),
+        (["--mtp", "1"], "make-checkpoint --mtp-layers"),
+        (["--mtp-acceptance", "0.9"], "--mtp 1"),
+        (["--quantization", "fp8"], "int8"),
+        (["--eplb", "best"], "xdeepserve"),
+        (["--redundant-experts", "-1"], "redundant-experts"),
+        (["--dram-blocks", "4", "--no-enable-prefix-caching"], "--enable-prefix-caching"),
     ],
 )
 def test_bad_input_is_one_line(

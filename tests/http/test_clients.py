@@ -1,0 +1,96 @@
+"""Clients that are slow, silent or no HTTP at all: they are told, let go, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from fake_engine import FakeEngine, app_of
+from starlette.requests import Request
+from uvicorn.server import ServerState
+
+import launch.serve_api as serve_api
+from serving.api.body import read_body
+from serving.api.errors import ApiError
+from serving.api.protocol import MOST_BODY_BYTES
+
+
+def request_of(parts: AsyncIterator[dict[str, Any]]) -> Request:
+    return Request({"type": "http", "method": "POST", "headers": []}, parts.__anext__)
+
+
+async def sent(*parts: bytes, end: str = "whole") -> AsyncIterator[dict[str, Any]]:
+    for part in parts:
+        yield {"type": "http.request", "body": part, "more_body": True}
+    if end == "silent":
+        await asyncio.sleep(60)
+    yield {"type": "http.disconnect"} if end == "left" else {"type": "http.request", "body": b""}
+
+
+@pytest.mark.parametrize(
+    ("parts", "end", "status"),
+    [
+        ([b"{"], "silent", 408),
+        ([b"{"], "left", 499),
+        ([b"x" * (MOST_BODY_BYTES // 2)] * 3, "whole", 413),
+        ([b"x" * MOST_BODY_BYTES] * 12, "silent", 413),
+    ],
+)
+def test_a_body_that_does_not_come_well(parts: list[bytes], end: str, status: int) -> None:
+    """Mutations: no time-out (hangs); one that counts the whole body; reading on for ever."""
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(read_body(request_of(sent(*parts, end=end)), patience_s=0.2))
+    assert refused.value.status == status
+
+
+def test_a_slow_body_is_a_body() -> None:
+    async def slow() -> AsyncIterator[dict[str, Any]]:
+        for byte in b"hello":
+            await asyncio.sleep(0.06)
+            yield {"type": "http.request", "body": bytes([byte]), "more_body": True}
+        yield {"type": "http.request", "body": b""}
+
+    assert asyncio.run(read_body(request_of(slow()), patience_s=0.2)) == b"hello"
+
+
+def test_connections_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a head is let go, garbage gets an error body; a request on another connection is answered."""
+    monkeypatch.setattr(serve_api, "_HEAD_S", 0.3)
+
+    async def use(ask: Callable[[bytes], Awaitable[bytes]]) -> list[bytes]:
+        said = (
+            b"POST /v1/completions HTTP/1.1\r\nHost:",
+            b"\x16\x03\x01\x02",
+            b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n",
+        )
+        return list(await asyncio.gather(*map(ask, said)))
+
+    half, garbage, fine = asyncio.run(_served(use))
+    assert half == b""
+    assert garbage.startswith(b"HTTP/1.1 400") and json.loads(garbage.partition(b"\r\n\r\n")[2])["error"]
+    assert fine.startswith(b"HTTP/1.1 200")
+
+
+async def _served(
+    use: Callable[[Callable[[bytes], Awaitable[bytes]]], Awaitable[list[bytes]]],
+) -> list[bytes]:
+    app = app_of(FakeEngine(lambda request: [5]))
+    config = uvicorn.Config(app, lifespan="off", log_level="error", timeout_keep_alive=1)
+    config.load()
+    made = lambda: serve_api._Patient(config=config, server_state=ServerState(), app_state={})  # noqa: E731
+    server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def ask(said: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        heard = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        return heard
+
+    async with server:
+        return await use(ask)

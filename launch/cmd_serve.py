@@ -146,6 +146,7 @@ def serve_command(
         eplb_step_interval=eplb_step_interval,
         redundant_experts=redundant_experts,
         shared_experts=shared_experts,
+        tp_size=tp_size,
         memory_check=memory_check,
         record=str(record.resolve()) if record else "",
     )

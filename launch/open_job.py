@@ -46,6 +46,7 @@ class OpenOptions:
     eplb_step_interval: int | None = None
     redundant_experts: int = 0
     shared_experts: str = "local"
+    tp_size: int = 1
 
 
 def open_plan(model: Path, num_ranks: int, options: OpenOptions) -> tuple[Replay, ModelConfig, int]:
@@ -83,6 +84,7 @@ def open_plan(model: Path, num_ranks: int, options: OpenOptions) -> tuple[Replay
         eplb=eplb_options(options.eplb, options.eplb_step_interval),
         redundant_experts=options.redundant_experts,
         shared_experts=options.shared_experts,
+        tp_size=options.tp_size,
         feed=True,
         record=options.record,
     )

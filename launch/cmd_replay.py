@@ -197,10 +197,6 @@ def register(app: typer.Typer) -> None:
             )
         plan_of_faults = None
         in_place = recovery_times(recovery, heartbeat_period, heartbeat_timeout)
-        if mtp and (faults is not None or in_place is not None or prepare is not None):
-            raise UsageError(
-                f"--mtp {mtp} does not go with --faults, --recovery or --prepare yet; leave one of them out"
-            )
         after = policy(num_ranks, in_place, spares, reload, degraded)
         if faults is not None or in_place is not None:
             refuse_with_faults(transport, trace_out, schedule_out, schedule_from, compare_schedule, prepare)
@@ -269,9 +265,13 @@ def register(app: typer.Typer) -> None:
                 if prepare is not None:
                     opening.wait()
                     prepared.write(plan, place, machine_config(plan, place, running))
+                    if job.mtp_acceptance:  # drafts are drawn against what one process answers
+                        with _reference(own, place) as reference:
+                            reference.wait()
                     return 0
                 if plan_of_faults is not None:
-                    with _reference(own) if check_reference else nullcontext() as reference:
+                    is_asked = check_reference or job.mtp_acceptance
+                    with _reference(own) if is_asked else nullcontext() as reference:
                         return replay_under(plan, plan_of_faults, own, opening, reference, json_out)
                 result = run_replay(plan, own, running, opening)
         return tell(result, json_out)
@@ -409,10 +409,10 @@ def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str,
     }
 
 
-def _reference(own: paths.RunDirectory) -> Helper:
-    """The process that answers every request by itself, once the ranks have: it would take 0.2 GB beside
-    them."""
-    return Helper("the reference", own, partial(_answer, str(own.path)))
+def _reference(own: paths.RunDirectory, directory: Path | None = None) -> Helper:
+    """The process that answers every request of the job in a directory (else `own`) by itself, once the ranks
+    have: it would take 0.2 GB beside them."""
+    return Helper("the reference", own, partial(_answer, str(directory or own.path)))
 
 
 def _answer(directory: str) -> None:

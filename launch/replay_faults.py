@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,17 @@ def replay_under(
     """
     opening.wait()
     times = restart_times(TIMES_FILE)
+    told: list[dict[str, Any]] | None = None
+    if reference is not None:  # drafts may be drawn against its answers
+        write_replay(replay, own.path)
+        reference.wait()
+        told = read_reference(own.path)
+        replay = replace(replay, answers=told if replay.job.mtp_acceptance else None)
     is_slept = clock_of().get("clock") == "wall"
     limit_s = None if is_slept else _LIMIT_S
     served = serve(replay, plan, own.path / "rounds", times, limit_s)
     answers = {e.request: (e.tokens, e.logits_sha256) for e in served.endings if e.error is None}
-    if reference is not None:
-        write_replay(replay, own.path)
-        reference.wait()
-        told = read_reference(own.path)
+    if told is not None:
         answers = {entry["id"]: (tuple(entry["tokens"]), entry["logits_sha256"]) for entry in told}
     touched = touched_requests(served)
     if reference is not None:

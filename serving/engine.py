@@ -13,7 +13,7 @@ A step, the same on all ranks:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -28,7 +28,7 @@ from serving.feed import LEADER, Abort, NoSource, Source
 from serving.kv.cache import Transfer
 from serving.ledger import TimeLedger, WorkLedger
 from serving.outputs import NoOutlet, Outlet, StatsEvent
-from serving.request import Request, RequestSpec
+from serving.request import Mark, Request, RequestSpec
 from serving.scheduler import Scheduler, Segment
 
 
@@ -83,7 +83,18 @@ class Speculating(Protocol):
 
     def begin(self, segments: Sequence[Segment]) -> None: ...
     def takes(self, request: Request, position: int) -> bool: ...
-    def settle(self, segments: Sequence[Segment]) -> None: ...
+    def settle(self, segments: Sequence[Segment], left_out: Collection[int]) -> None: ...
+    def keep(self) -> None: ...
+    def forget(self, request_id: int) -> None: ...
+
+
+class _Answer(NamedTuple):
+    """An output of a request, and the logits it was chosen from."""
+
+    request: Request
+    position: int
+    row: torch.Tensor
+    sampled: Sampled
 
 
 @dataclass
@@ -219,6 +230,10 @@ class ServingEngine:
         self.strict = True
         self.leads: Callable[[], bool] = lambda: rank == LEADER
         self._in_flight: Sequence[Segment] = ()
+        self._struck: set[int] = set()
+        """Requests whose KV was lost while their outputs were given."""
+        self._marks: list[tuple[Request, Mark]] = []
+        """How far answers were before a step whose outputs are not given yet."""
         self.speculation: Speculating | None = None
 
     def run(self) -> None:
@@ -263,7 +278,7 @@ class ServingEngine:
             self._end_unserved(self.open_request(spec), None)
         elif (request := self._scheduler.abort(request_id)) is not None:
             self.faults.point("abort", request=request_id)
-            self._forward.release(request_id)
+            self._release(request_id)
             self._end(request)
 
     def _end_unserved(self, request: Request, reason: str | None) -> None:
@@ -306,6 +321,8 @@ class ServingEngine:
     def _step(self) -> None:
         self._start_over()
         segments = self._scheduler.schedule()
+        for request_id in self._scheduler.take_preempted():
+            self.faults.point("preemption", request=request_id)
         self._forward.move(self._scheduler.take_transfers(), self._scheduler.take_found())
         self._record.steps += 1
         if self.faults.active:
@@ -316,34 +333,77 @@ class ServingEngine:
             return
         self._in_flight = segments
         logits = self._forward.step(segments)
-        self._in_flight = ()
-        self._note(segments)
         lost = self._start_over()
-        self._scheduler.complete(_others(segments, lost))
-        refused = self.refused()
-        answers = [(segment.request, at) for segment in segments for at in segment.answers]
-        if self.speculation is not None:
-            self.speculation.begin(segments)
-        for (request, position), row in zip(answers, logits, strict=True):
-            if self.speculation is not None and not self.speculation.takes(request, position):
-                continue
-            if request.spec.request_id not in lost and request.spec.request_id not in refused:
-                self._append(request, position, row)
-        for segment in segments if refused else ():
-            if (reason := refused.get(segment.request.spec.request_id)) is not None:
-                segment.request.fail(reason)
-        if self.speculation is not None:
-            self.speculation.settle(segments)
+        whole = self._in_flight = _others(segments, lost)
+        self._scheduler.complete(whole)
+        if self.speculation is None:
+            self._in_flight = ()
+            self._answer(segments, logits, lost)
+        else:
+            self._verify(self.speculation, segments, logits, lost)
+        self._note(segments)
+        self._struck.update(self.lost())
+        self._scheduler.commit(_others(whole, self._struck))
         for request in self._scheduler.retire():
             self._finish(request)
 
+    def _answer(self, segments: Sequence[Segment], logits: torch.Tensor, lost: set[int]) -> None:
+        """Sample what a step's rows answer, and give it; nothing of requests that are lost."""
+        refused = self.refused()
+        for request, position, row in _asked(segments, logits):
+            if request.spec.request_id not in lost and request.spec.request_id not in refused:
+                self._give(self._chosen(request, position, row))
+        _refuse(segments, refused)
+
+    def _verify(
+        self, speculation: Speculating, segments: Sequence[Segment], logits: torch.Tensor, lost: set[int]
+    ) -> None:
+        """As `_answer`, as far as drafts hold; then the draft layers run. Outputs are given when all has
+        ended: until then the step may be taken back."""
+        refused = self.refused()
+        left_out = lost | refused.keys()
+        speculation.begin(segments)
+        self._marks = [(segment.request, segment.request.mark()) for segment in segments]
+        answers = []
+        for request, position, row in _asked(segments, logits):
+            if request.spec.request_id in left_out or not speculation.takes(request, position):
+                continue
+            answers.append(self._chosen(request, position, row))
+            if position == len(request.outputs):
+                self._append(request, answers[-1].sampled.token)
+        _refuse(segments, refused)
+        speculation.settle(segments, left_out)
+        self._in_flight = ()
+        self._take_back_outputs()
+        for answer in answers:
+            self._give(answer)
+        _refuse(segments, refused)
+        speculation.keep()
+
+    def _take_back_outputs(self) -> None:
+        for request, mark in self._marks:
+            request.return_to(mark)
+        self._marks.clear()
+
     def _start_over(self) -> set[int]:
         """Requests whose KV is lost begin anew, from what is known of them; their numbers."""
-        again = {request_id for request_id in self.lost() if self._scheduler.start_over(request_id)}
-        for request_id in again:
-            self._forward.release(request_id)
-            self._record.logits.pop(request_id, None)
-        return again
+        lost, self._struck = self._struck | set(self.lost()), set()
+        for request_id in sorted(lost):
+            if self._scheduler.start_over(request_id):
+                self._release(request_id)
+                self._record.logits.pop(request_id, None)
+        return lost
+
+    def _release(self, request_id: int) -> None:
+        """A request's KV is nobody's any more."""
+        self._forward.release(request_id)
+        if self.speculation is not None:
+            self.speculation.forget(request_id)
+
+    def announce(self, state: str) -> None:
+        """Tell that every request that runs here is in this state."""
+        for request in list(self._scheduler.running) if self.faults.active else ():
+            self.faults.point(state, request=request.spec.request_id)
 
     def _announce(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -352,7 +412,7 @@ class ServingEngine:
 
     def _finish(self, request: Request) -> None:
         self.faults.point("finishing", request=request.spec.request_id)
-        self._forward.release(request.spec.request_id)
+        self._release(request.spec.request_id)
         self._end(request)
 
     def _end(self, request: Request) -> None:
@@ -366,6 +426,7 @@ class ServingEngine:
     def roll_back(self) -> None:
         """Take back the step that was under way, if one was."""
         segments, self._in_flight = self._in_flight, ()
+        self._take_back_outputs()
         self._forward.roll_back(segments)
         self._scheduler.roll_back(segments)
 
@@ -373,26 +434,35 @@ class ServingEngine:
         """End every request of mine that has not ended, with an error; its KV is given back."""
         self.roll_back()
         for request in self._scheduler.abandon(reason):
-            self._forward.release(request.spec.request_id)
+            self._release(request.spec.request_id)
             self._num_ended += 1
 
-    def _append(self, request: Request, position: int, row: torch.Tensor) -> None:
+    def _chosen(self, request: Request, position: int, row: torch.Tensor) -> _Answer:
+        """Sample one output; one that was given before must come out again."""
         request_id = request.spec.request_id
         self.faults.point("sampling", request=request_id)
-        digest = self._record.logits.setdefault(request_id, hashlib.sha256())
-        digest.update(row.numpy().tobytes())
-        token, logprobs = self._sampler(row, request, position)
-        if position < len(request.outputs):
-            if self.strict and token != request.outputs[position]:
-                raise InternalError(
-                    f"request {request_id}: output {position} is {token} here and was "
-                    f"{request.outputs[position]} on the rank that gave it",
-                    rank=self._rank,
-                )
-            return
+        sampled = self._sampler(row, request, position)
+        if position < len(request.outputs) and self.strict and sampled.token != request.outputs[position]:
+            raise InternalError(
+                f"request {request_id}: output {position} is {sampled.token} here and was "
+                f"{request.outputs[position]} on the rank that gave it",
+                rank=self._rank,
+            )
+        return _Answer(request, position, row, sampled)
+
+    def _append(self, request: Request, token: int) -> None:
         request.append_output(token, self._clock.now_ps)
         self.stops(request)
-        self.outlet.token(request, logprobs)
+
+    def _give(self, answer: _Answer) -> None:
+        """Count an output, and tell it to whoever waits for it, unless it was given before."""
+        request = answer.request
+        digest = self._record.logits.setdefault(request.spec.request_id, hashlib.sha256())
+        digest.update(answer.row.numpy().tobytes())
+        if answer.position < len(request.outputs):
+            return
+        self._append(request, answer.sampled.token)
+        self.outlet.token(request, answer.sampled.logprobs)
         if self.emitted is not None:
             self.emitted(request, digest.hexdigest())
 
@@ -403,6 +473,19 @@ class ServingEngine:
             self._record.schedule.append((step, request_id, segment.count, segment.priced_count))
         self._record.work.functional_tokens += sum(segment.count for segment in segments)
         self._record.work.priced_tokens += sum(segment.priced_count for segment in segments)
+
+
+def _asked(segments: Sequence[Segment], logits: torch.Tensor) -> Iterator[tuple[Request, int, torch.Tensor]]:
+    """Request, output position and logits of each row that answers something."""
+    answers = ((segment.request, at) for segment in segments for at in segment.answers)
+    for (request, position), row in zip(answers, logits, strict=True):
+        yield request, position, row
+
+
+def _refuse(segments: Sequence[Segment], refused: Mapping[int, str]) -> None:
+    for segment in segments if refused else ():
+        if (reason := refused.get(segment.request.spec.request_id)) is not None:
+            segment.request.fail(reason)
 
 
 def _others(segments: Sequence[Segment], lost: set[int]) -> list[Segment]:

@@ -215,7 +215,18 @@ class Forward:
         if not self._serves:
             return
         self._compute("other", self._charges.step_overhead_ps)
-        done, received = self._link.idle(self._idle_costs) if self._idle_costs else (0, None)
+        self._host(0)
+
+    def idle_drafts(self) -> None:
+        """Host my experts of the draft layers for a step in which I have no rows for them."""
+        self._host(len(self._moe_layers) - len(self._model.mtp))
+
+    def _host(self, done: int) -> None:
+        """Take part without tokens in the MoE layers from `done` on."""
+        received: Received | None = None
+        if done < len(self._idle_costs):
+            skipped, received = self._link.idle(self._idle_costs[done:])
+            done += skipped
         while received is not None:
             results = self._experts(done, received)
             costs = self._charges.combine(_priced_rows(received), self._moe_repeats[done])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -262,6 +262,12 @@ def read_results(directory: str | Path) -> list[dict[str, Any]]:
         return []
     results = [json.loads(line) for line in path.read_text().splitlines()]
     return sorted(results, key=lambda result: int(result["rank"]))
+
+
+def write_reference(directory: str | Path, answers: Sequence[Mapping[str, Any]]) -> None:
+    """Write what the reference has answered: one line a request."""
+    text = "".join(json.dumps(answer) + "\n" for answer in answers)
+    (Path(directory) / "reference.jsonl").write_text(text, encoding="utf-8")
 
 
 def read_reference(directory: str | Path) -> list[dict[str, Any]]:

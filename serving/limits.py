@@ -95,6 +95,7 @@ def _paged_limits(
         kv_blocks=max(1, pages),
         block_tokens=block_tokens,
         priced_kv_tokens=max(1, tokens),
+        drafts=job.mtp,
     )
 
 
@@ -139,7 +140,7 @@ def exchange_sizes(
 def _most_at_once(job: ReplayJob, spec: RequestSpec) -> int:
     """Functional tokens a request can bring to one step."""
     if job.paging is not None:  # given up, its answer is fed again besides its prompt
-        return min(job.batched_tokens, spec.total_tokens)
+        return min(job.batched_tokens, spec.total_tokens) + max(0, job.mtp - 1)
     if job.mtp:
         return (
             max(1 + job.mtp, min(job.batched_tokens // job.token_scale + 1, spec.prompt_tokens)) + job.mtp - 1

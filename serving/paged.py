@@ -5,8 +5,9 @@
        was preempted in this step
 
 Where a running request finds no block, the last in that order gives up its own: it waits again, and what it
-had is computed anew from prompt and outputs (or found in the cache). The first in order always goes on, so
-everything ends. Source for the order of things: vLLM's V1 scheduler.
+had is computed anew from prompt and outputs (or found in the cache). Drafts are left out before anybody gives
+anything up for them. The first in order always goes on, so everything ends. Source for the order of things:
+vLLM's V1 scheduler.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from serving.kv.blocks import BlockPool
 from serving.kv.cache import KVCache, Match, Transfer
 from serving.outputs import StatsEvent
 from serving.request import Request, RequestSpec
-from serving.scheduler import Scheduler, SchedulerLimits, Segment, make_segment, prefill_segment
+from serving.scheduler import (
+    Scheduler,
+    SchedulerLimits,
+    Segment,
+    decode_segment,
+    make_segment,
+    prefill_segment,
+)
 
 __all__ = ["CacheCounts", "PagedOptions", "PagedScheduler", "make_cache"]
 
@@ -60,7 +68,7 @@ def make_cache(limits: SchedulerLimits, options: PagedOptions, span: int) -> KVC
     if options.dram_blocks:
         dram = BlockPool(options.dram_blocks, options.dram_blocks * span)
     hbm = BlockPool(limits.kv_blocks, limits.priced_kv_tokens)
-    return KVCache(limits.block_tokens, hbm, dram, options.reuse)
+    return KVCache(limits.block_tokens, hbm, dram, options.reuse, ahead=limits.drafts)
 
 
 class PagedScheduler(Scheduler):
@@ -74,6 +82,7 @@ class PagedScheduler(Scheduler):
         self._num_added = 0
         self._hashes: dict[int, list[bytes]] = {}
         self._found: list[int] = []
+        self._preempted: list[int] = []
 
     # ---- from outside -----------------------------------------------------------------------------
 
@@ -105,9 +114,11 @@ class PagedScheduler(Scheduler):
         """See `Scheduler.schedule`."""
         batch = _Batch(self.limits)
         before = self.counts.preemptions
+        batch.decodes = sum(not request.in_prefill for request in self.running)
         for in_prefill in (False, True):
             for request in sorted(self.running, key=self._place):
                 if request.in_prefill is in_prefill and request.spec.request_id in self.kv.tables:
+                    batch.decodes -= not in_prefill
                     self._go_on(request, batch)
         if self.counts.preemptions == before:
             self._admit_into(batch)
@@ -115,11 +126,16 @@ class PagedScheduler(Scheduler):
             raise InternalError("scheduler has requests but no work for this step")
         return batch.segments
 
-    def complete(self, segments: Sequence[Segment]) -> None:
-        """See `Scheduler.complete`. Blocks that are full now may be reused."""
-        super().complete(segments)
-        for segment in segments:
+    def reject(self, request: Request, count: int) -> None:
+        """See `Scheduler.reject`."""
+        super().reject(request, count)
+        self.kv.truncate(request.spec.request_id, request.num_computed)
+
+    def commit(self, segments: Sequence[Segment]) -> None:
+        """See `Scheduler.commit`. Blocks that are full now may be reused."""
+        for segment in segments if self.options.reuse else ():
             request = segment.request
+            self.kv.extend(request.spec.request_id, request.all_tokens())
             self.kv.commit(request.spec.request_id, request.num_computed)
 
     def take_transfers(self) -> list[Transfer]:
@@ -151,9 +167,15 @@ class PagedScheduler(Scheduler):
         return bool(found)
 
     def roll_back(self, segments: Sequence[Segment]) -> None:
-        """A step did not end: blocks that were taken for it go back."""
+        """See `Scheduler.roll_back`: blocks that were taken for it go back, too."""
+        super().roll_back(segments)
         for segment in segments:
             self.kv.truncate(segment.request.spec.request_id, segment.start)
+
+    def take_preempted(self) -> list[int]:
+        """See `Scheduler.take_preempted`."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def abandon(self, reason: str) -> list[Request]:
         """See `Scheduler.abandon`."""
@@ -197,9 +219,12 @@ class PagedScheduler(Scheduler):
         segment = self._next_segment(request, batch)
         if segment is None:
             return
-        request_id, end = request.spec.request_id, segment.start + segment.count
+        request_id = request.spec.request_id
         self.kv.extend(request_id, request.all_tokens())
-        while not self.kv.grow(request_id, end):
+        while not self.kv.grow(request_id, segment.start + segment.count):
+            if segment.decode and segment.count > 1:
+                segment = decode_segment(request, 1)
+                continue
             last = max(self.running, key=self._place)
             self._preempt(last, batch)
             if last is request:
@@ -209,7 +234,8 @@ class PagedScheduler(Scheduler):
     def _next_segment(self, request: Request, batch: _Batch) -> Segment | None:
         room = batch.room(request.spec.scale)
         if not request.in_prefill:
-            return make_segment(request, 1) if batch.budget >= 1 and room >= 1 else None
+            room = min(room, batch.budget - batch.decodes)
+            return decode_segment(request, room) if batch.budget >= 1 and room >= 1 else None
         segment = prefill_segment(request, batch.budget)
         if segment is not None and segment.count > room:
             segment = make_segment(request, room) if room >= 1 else None
@@ -222,6 +248,7 @@ class PagedScheduler(Scheduler):
         """Give up a request's blocks; it waits again, and its outputs are then fed like its prompt."""
         batch.drop(request)
         self.counts.preemptions += 1
+        self._preempted.append(request.spec.request_id)
         request.preemptions += 1
         self._withdraw(request)
         request.answered = len(request.outputs)
@@ -231,7 +258,7 @@ class PagedScheduler(Scheduler):
         self.kv.free(request.spec.request_id)
         self.counts.dropped += request.spec.priced_position(request.num_computed)
         self.outstanding -= request.outstanding
-        request.num_computed, request.replayed = 0, len(request.outputs)
+        request.num_computed, request.replayed, request.drafts = 0, len(request.outputs), []
         self._hashes.pop(request.spec.request_id, None)
         self.outstanding += request.outstanding
         self.waiting.appendleft(request)
@@ -267,7 +294,8 @@ class PagedScheduler(Scheduler):
             return Match()
         request_id = request.spec.request_id
         if request_id not in self._hashes:  # it may wait for many steps
-            self._hashes[request_id] = self.kv.hashes(request.all_tokens()[:most], _spans(request.spec))
+            known = request.all_tokens()[: most + self.kv.ahead]
+            self._hashes[request_id] = self.kv.hashes(known, _spans(request.spec))
         return self.kv.match(self._hashes[request_id], most)
 
     def _count(self, request: Request, num_tokens: int, in_dram: int) -> None:
@@ -295,6 +323,8 @@ class _Batch:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits, self.budget, self.num_tokens = limits, limits.batched_tokens, 0
+        self.decodes = 0
+        """Running decodes that have not had their turn."""
         self.segments: list[Segment] = []
 
     def room(self, scale: int) -> int:

@@ -46,7 +46,7 @@ from serving.recovery.roles import RoleFaults, Roles
 from serving.recovery.stream import TokenStream
 from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler
-from serving.speculation import Speculation, SpeculativeScheduler, drafter_of
+from serving.speculation import Speculation, drafter_of
 from serving.tensor.forward import TensorForward
 from serving.tensor.group import TensorGroup, followers
 from serving.tensor.price import TensorCharges
@@ -220,8 +220,6 @@ def build(
     model.open_experts(e for e in placement.experts_on(device.rank) if e < config.n_routed_experts)
     prefill = prefill_price(job, priced, placement)
     scheduler, dispatcher = deciders(job, specs, limits, device.rank, prefill)
-    if job.mtp:
-        scheduler = SpeculativeScheduler(limits)
     cache: Lender | None = scheduler.kv if isinstance(scheduler, PagedScheduler) else None
     record = RankRecord(keep=not job.feed)
     group = None
@@ -270,15 +268,17 @@ def build(
         progress=_Housekeeping(progress, device.rank, job.feed),
     )
     if job.mtp:
-        assert isinstance(scheduler, SpeculativeScheduler)
         drafter = drafter_of(job, directory, config.vocab_size)
-        engine.speculation = Speculation(forward, model, kv, scheduler, drafter, record.speculation)
+        speculation = Speculation(forward, model, kv, scheduler, drafter, record.speculation)
+        engine.speculation = speculation
     engine.count = partial(_count_cache, record, scheduler, forward, kv)
     _connect(job, engine, directory, device.rank)
     aborts = PlannedAborts(specs)
     if not job.is_open:
         engine.source = aborts
     engine.faults = forward.faults = Points(device, record.points) if job.note_states else device.faults
+    if job.mtp:
+        speculation.faults = engine.faults
     page_faults = PageFaults(kv, device, record.page_faults)
     engine.lost = page_faults.take
     device.faults.on("page_fault", page_faults.strike)

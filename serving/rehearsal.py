@@ -59,9 +59,8 @@ def serve_alone(parts: CommonParts, specs: Sequence[RequestSpec], directory: str
 
 
 def _solo_job(job: ReplayJob) -> ReplayJob:
-    return replace(
-        job, num_ranks=1, tp_size=1, check_memory=False, schedule="", redundant_experts=0, decode=None
-    )
+    alone = replace(job, num_ranks=1, tp_size=1, check_memory=False, schedule="", redundant_experts=0)
+    return replace(alone, decode=None, eplb=None, mtp_acceptance=())
 
 
 def _request(number: int, job: ReplayJob, context: int) -> RequestSpec:

@@ -15,7 +15,7 @@ from serving.balance import check_policy
 from serving.charges import LayerPlan, check_batch, kv_capacity, plan_layers
 from serving.eplb.room import check_eplb, eplb_bytes
 from serving.feed import read_recording, spec_of
-from serving.job import ReplayJob, write_requests, write_schedule
+from serving.job import ReplayJob, write_reference, write_requests, write_schedule
 from serving.limits import exchange_sizes, job_limits, job_placement, machine_bytes, touched_bytes
 from serving.model.config import ModelConfig, with_mtp
 from serving.placement import Placement
@@ -63,6 +63,8 @@ class Replay:
     """The schedule to compare with."""
     config: ModelConfig | None = None
     """Of the functional model, as it is computed."""
+    answers: Sequence[Mapping[str, Any]] | None = None
+    """What the reference has answered (`serving.job.read_reference`), where drafts are drawn against it."""
 
 
 def plan_replay(
@@ -162,6 +164,8 @@ def write_replay(replay: Replay, directory: str | Path) -> None:
     """Write what the ranks read."""
     replay.job.write(directory)
     write_requests(directory, replay.specs)
+    if replay.answers is not None:
+        write_reference(directory, replay.answers)
     if replay.fixed is not None:
         write_schedule(directory, replay.fixed.assigned, replay.fixed.rows)
 

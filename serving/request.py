@@ -7,7 +7,7 @@ stands for priced tokens i*S up to (i+1)*S, S being the token scale; a generated
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +146,26 @@ class Request:
         """End it because nobody wants the answer any more."""
         self._end("abort")
 
+    def mark(self) -> Mark:
+        """How far its answer is."""
+        return Mark(len(self.outputs), self.error, self.num_ends, self.finish, self.stop_reason)
+
+    def return_to(self, mark: Mark) -> None:
+        """Forget what its answer has come to since."""
+        del self.outputs[mark.num_outputs :], self.token_times_ps[mark.num_outputs :]
+        self.error, self.num_ends = mark.error, mark.num_ends
+        self.finish, self.stop_reason = mark.finish, mark.stop_reason
+
     def _end(self, why: str) -> None:
         self.finish = why
         self.num_ends += 1
+
+
+class Mark(NamedTuple):
+    """How far an answer is: outputs, and how it ended if it has."""
+
+    num_outputs: int
+    error: str | None
+    num_ends: int
+    finish: str | None
+    stop_reason: int | str | None

@@ -95,6 +95,17 @@ def _in_time(life: Round, spec: RequestSpec, number: int) -> RequestSpec:
     return replace(spec, request_id=number, arrival_ps=arrival_ps, abort_ps=abort_ps)
 
 
+def round_answers(
+    life: Round, answers: Sequence[Mapping[str, Any]] | None
+) -> Sequence[Mapping[str, Any]] | None:
+    """The reference's answers to the round's requests, with ids by position."""
+    if answers is None:
+        return None
+    by_request = {int(answer["id"]): answer for answer in answers}
+    known = [(i, by_request[r]) for i, r in enumerate(life.requests) if r in by_request]
+    return [{**answer, "id": i} for i, answer in known]
+
+
 def round_plan(life: Round, plan: FaultPlan) -> FaultPlan:
     """The round's faults in its time and its request ids. A fault of a request that has ended keeps its
     place, but waits for a request that will not come."""

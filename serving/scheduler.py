@@ -1,9 +1,9 @@
 """Continuous batching on one rank, as pure decisions: no device, no MPI, no clock.
 
 A step's budget is counted in *priced* tokens. Running decodes come first (one token each, so no started
-answer stalls), what is left goes to prefills in order of arrival, cut into chunks. A request is admitted when
-the KV blocks of its whole life are free, so nothing is ever preempted (`serving.paged` takes blocks on
-demand).
+answer stalls, and the drafts of those that follow as far as the budget goes), what is left goes to prefills
+in order of arrival, cut into chunks. A request is admitted when the KV blocks of its whole life are free, so
+nothing is ever preempted (`serving.paged` takes blocks on demand).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Segment:
 
 
 class Scheduler:
-    """Requests of one rank: `add`, then per step `schedule` and `complete`."""
+    """Requests of one rank: `add`, then per step `schedule`, `complete`, `reject`, `commit` and `retire`."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -134,11 +134,11 @@ class Scheduler:
         self._admit()
         budget = self.limits.batched_tokens
         segments = []
-        for request in self.running:
-            if not request.in_prefill:
-                segments.append(make_segment(request, 1))
-        segments = segments[:budget]
-        budget -= len(segments)
+        decodes = [request for request in self.running if not request.in_prefill]
+        for later, request in zip(range(len(decodes) - 1, -1, -1), decodes, strict=True):
+            if budget >= 1:
+                segments.append(decode_segment(request, budget - later))
+                budget -= segments[-1].count
         for request in self.running:
             if request.in_prefill and (segment := prefill_segment(request, budget)) is not None:
                 segments.append(segment)
@@ -152,6 +152,18 @@ class Scheduler:
         for segment in segments:
             segment.request.num_computed += segment.count
             self.outstanding -= segment.priced_count
+
+    def reject(self, request: Request, count: int) -> None:
+        """The last `count` tokens of a request were wrong drafts: they are not computed."""
+        self._return_to(request, request.num_computed - count)
+
+    def _return_to(self, request: Request, num_computed: int) -> None:
+        before = request.outstanding
+        request.num_computed = num_computed
+        self.outstanding += request.outstanding - before
+
+    def commit(self, segments: Sequence[Segment]) -> None:
+        """A step has ended, its outputs are appended and wrong drafts rejected."""
 
     def retire(self) -> list[Request]:
         """Drop the requests that have ended, give their KV back, and return them."""
@@ -198,7 +210,7 @@ class Scheduler:
         self.kv_blocks_used -= self.limits.blocks(request.spec)
         self.priced_kv_used -= request.spec.priced_total
         self.outstanding -= request.outstanding
-        request.num_computed, request.replayed = 0, len(request.outputs)
+        request.num_computed, request.replayed, request.drafts = 0, len(request.outputs), []
         self.outstanding += request.outstanding
         self.waiting.appendleft(request)
         return True
@@ -217,7 +229,13 @@ class Scheduler:
         return [request for request in running if request.num_computed]
 
     def roll_back(self, segments: Sequence[Segment]) -> None:
-        """A step did not end: what was taken for it alone goes back."""
+        """A step did not end: what was taken for it alone goes back, and what it computed is not computed."""
+        for segment in segments:
+            self._return_to(segment.request, segment.start)
+
+    def take_preempted(self) -> Sequence[int]:
+        """Requests that have given up their KV for this step's batch."""
+        return ()
 
     def take_transfers(self) -> Sequence[Transfer]:
         """What must be moved between tiers of the cache before this step's batch is computed."""
@@ -279,6 +297,12 @@ def make_segment(request: Request, count: int) -> Segment:
     priced_count = spec.priced_position(end) - priced_start
     samples = decode or end == request.known_tokens
     return Segment(request, start, count, priced_start, priced_count, samples, decode)
+
+
+def decode_segment(request: Request, room: int) -> Segment:
+    """A decode's last output, and its drafts as far as there is room for tokens; others are forgotten."""
+    request.drafts = request.drafts[: max(0, room - 1)]
+    return make_segment(request, 1 + len(request.drafts))
 
 
 def prefill_segment(request: Request, budget: int) -> Segment | None:

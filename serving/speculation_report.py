@@ -41,26 +41,19 @@ def check_speculation(job: ReplayJob) -> None:
     """Refuse what drafts do not go with.
 
     Raises:
-        UsageError: acceptance without drafts, a paged cache, balanced experts, a schedule, open requests,
-            recovery in place, or a step's budget too small for a verification.
+        UsageError: acceptance without drafts, or of requests that nobody has answered before; a recorded
+            schedule, measured decode steps.
     """
     if not job.mtp:
         if job.mtp_acceptance:
             raise UsageError("--mtp-acceptance: there are no drafts; give --mtp 1 or --mtp 2")
         return
-    others = {
-        "a paged KV cache (--enable-prefix-caching, --block-size, …)": job.paging,
-        "--eplb": job.eplb,
-        "--recovery in-place": job.recovery,
-        "a recorded schedule (--schedule-from)": job.schedule,
-        "requests from outside": job.is_open,
-        "measured decode steps": job.decode,
-    }
+    if job.mtp_acceptance and job.feed:
+        raise UsageError(
+            "--mtp-acceptance: drafts are drawn against true answers, which nobody knows of requests from "
+            "outside; leave it out"
+        )
+    others = {"a recorded schedule (--schedule-from)": job.schedule, "measured decode steps": job.decode}
     for what, asked in others.items():
         if asked:
-            raise UsageError(f"--mtp {job.mtp} does not go with {what} yet; leave one of them out")
-    if job.batched_tokens < job.max_seqs * (1 + job.mtp):
-        raise UsageError(
-            f"--max-num-batched-tokens {job.batched_tokens}: {job.max_seqs} requests with {job.mtp} drafts "
-            f"each need {job.max_seqs * (1 + job.mtp)}"
-        )
+            raise UsageError(f"--mtp {job.mtp} does not go with {what}; leave one of them out")

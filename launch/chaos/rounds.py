@@ -26,7 +26,7 @@ from launch import mpirun, osproc, paths
 from serving.job import Progress, read_endings, read_results
 from serving.recovery.stream import TokenStream, Touched
 from serving.replay import Replay, write_replay
-from serving.restart import Ending, Round, endings_of, next_round, round_plan, round_specs
+from serving.restart import Ending, Round, endings_of, next_round, round_answers, round_plan, round_specs
 
 PS_PER_S = 1_000_000_000_000
 MAX_ROUNDS = 8
@@ -128,7 +128,8 @@ def serve(
 def _live(replay: Replay, life: Round, plan: FaultPlan, directory: Path, limit_s: float | None) -> Life:
     """Run one round."""
     directory.mkdir(parents=True)
-    mine = replace(replay, specs=round_specs(life, replay.specs))
+    answers = round_answers(life, replay.answers)
+    mine = replace(replay, specs=round_specs(life, replay.specs), answers=answers)
     write_replay(mine, directory)
     Progress(directory, replay.job.num_ranks, create=True)
     in_place = replay.job.recovery is not None

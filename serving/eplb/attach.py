@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from emulator import Device
 from serving.ahead import CommonParts
 from serving.engine import RankRecord, ServingEngine
@@ -28,11 +30,12 @@ def balance(
         placement=placement,
         home=home_table(job, config, placement),
         redundant=job.redundant_experts,
-        layers=[layer for layer in model.layers if layer.is_moe],
+        layers=[layer for layer in model.layers if layer.is_moe] + [mtp.layer for mtp in model.mtp],
         forward=forward,
-        prices=move_prices(common.priced, tuple(common.plans)),
+        prices=move_prices(common.priced, tuple(common.plans), len(model.mtp)),
         record=record,
         weights_bytes=weights_bytes(config),
+        announce=partial(engine.announce, "move"),
     )
     forward.observe, engine.between_steps = balancer.observe, balancer.between_steps
     return balancer

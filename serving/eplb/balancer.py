@@ -65,7 +65,8 @@ class Balancer:
         home: int64 [ranks, slots], one replica of each expert.
         placement: the tables' beginning, the same in every layer.
         layers: the MoE layers' experts.
-        rows_held: bytes of an expert's weights as they are.
+        weights_bytes: bytes of an expert's weights as they are.
+        announce: called before each phase of a move.
     """
 
     device: Device
@@ -78,6 +79,7 @@ class Balancer:
     prices: MovePrices
     record: RankRecord
     weights_bytes: int
+    announce: Callable[[], None] = lambda: None
     phase: str = COUNT
     steps: int = 0
     _until_ps: int = 0
@@ -148,6 +150,7 @@ class Balancer:
         if not moves:
             self._enter(COUNT)
             return
+        self.announce()
         self._read_from_storage(loads)
         prefetch_ps = self.prices.prefetch_ps(loads)
         self._until_ps = now_ps + prefetch_ps
@@ -183,6 +186,7 @@ class Balancer:
     def _disable(self, now_ps: int) -> None:
         if now_ps < self._until_ps:
             return
+        self.announce()
         self._use(without_changed(self.tables, self.new))
         moves, n = moves_between(self.tables, self.new), self.device.num_ranks
         where = {load: i for i, load in enumerate(distinct_loads(moves))}
@@ -204,6 +208,7 @@ class Balancer:
         """Not before all can be here; where others were in the way I wait for the rest."""
         if now_ps < self._until_ps:
             return
+        self.announce()
         rank = self.device.rank
         for move, handle in self._gets:
             weights = self.device.wait_get(handle)
@@ -216,6 +221,7 @@ class Balancer:
         self._enter(LOADED)
 
     def _restore(self, now_ps: int) -> None:
+        self.announce()
         self.tables = self.new
         self._use(self.tables)
         self.rounds[-1]["restored_ps"] = now_ps

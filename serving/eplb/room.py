@@ -58,10 +58,11 @@ def check_eplb(job: ReplayJob, priced: PricedModel) -> None:
     move_prices(priced, ())
 
 
-def move_prices(priced: PricedModel, plans: tuple[LayerPlan, ...]) -> MovePrices:
-    """What moving experts costs on this machine. Raises UsageError: a number the profile lacks."""
+def move_prices(priced: PricedModel, plans: tuple[LayerPlan, ...], draft_layers: int = 0) -> MovePrices:
+    """What moving experts costs on this machine; draft layers come after the model's, each stands for one.
+    Raises UsageError: a number the profile lacks."""
     profile: Profile = priced.profile
-    repeats = [plan.repeat for plan in plans if plan.is_moe]
+    repeats = [plan.repeat for plan in plans if plan.is_moe] + [1] * draft_layers
     return MovePrices(
         storage_bytes_per_s=float(profile.value("vpc.storage_gb_per_s")) * _GB,
         memory_bytes_per_s=float(profile.value("ub.read_intra_gb_per_s")) * _GB,
@@ -90,7 +91,7 @@ def eplb_bytes(
 ) -> dict[str, int]:
     """Heap and staging of a rank with room for reports, plans and weights: whole pages."""
     assert job.eplb is not None
-    layers = config.num_moe_layers
+    layers = config.num_moe_layers + config.mtp_layers
     counts = 8 * layers * config.n_routed_experts * job.eplb.slices
     plan = 8 * layers * placement.slot_expert.size
     memory = -(-job.redundant_experts * layers // job.num_ranks) * weights_bytes(config)

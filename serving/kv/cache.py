@@ -88,6 +88,8 @@ class KVCache:
         hbm: blocks the model reads.
         dram: blocks behind them; None: what HBM cannot keep is forgotten.
         reuse: whether ended prefixes are kept and matched.
+        ahead: tokens after a block that its content depends on: as many as there are draft layers, whose rows
+            lie in the blocks, too.
 
     Attributes:
         tables: sequence -> its blocks in order; shared with whoever stores the bytes.
@@ -95,13 +97,19 @@ class KVCache:
     """
 
     def __init__(
-        self, block_size: int, hbm: BlockPool, dram: BlockPool | None = None, reuse: bool = True
+        self,
+        block_size: int,
+        hbm: BlockPool,
+        dram: BlockPool | None = None,
+        reuse: bool = True,
+        ahead: int = 0,
     ) -> None:
         if block_size < 1:
             raise UsageError(f"--block-size {block_size} must be at least 1")
         if dram is not None and not reuse:
             raise UsageError("a DRAM pool keeps prefixes for reuse: take --enable-prefix-caching")
         self.block_size, self.hbm, self.dram, self.reuse = block_size, hbm, dram, reuse
+        self.ahead = ahead
         self.index = PrefixIndex()
         self.tables: dict[Hashable, list[int]] = {}
         self._sequences: dict[Hashable, _Sequence] = {}
@@ -111,10 +119,10 @@ class KVCache:
     # ---- look-up ----------------------------------------------------------------------------------
 
     def hashes(self, tokens: NDArray[np.int64], spans: Spans = _one_each) -> list[bytes]:
-        """Hashes of the full blocks of these tokens."""
+        """Hashes of the full blocks of these tokens, those known that their content depends on among them."""
         size = self.block_size
         widths = [spans(first, first + size) for first in range(0, len(tokens) - size + 1, size)]
-        return block_hashes(tokens, size, ROOT_HASH, widths)
+        return block_hashes(tokens, size, ROOT_HASH, widths, self.ahead)
 
     def match(self, hashes: Sequence[bytes], most_tokens: int) -> Match:
         """The longest cached prefix of these blocks, of at most so many tokens."""
@@ -238,17 +246,18 @@ class KVCache:
         self.index.place(node, dram=target)
 
     def commit(self, sequence: Hashable, num_tokens: int) -> None:
-        """The first `num_tokens` tokens of a sequence are computed: their full blocks may be reused."""
+        """The first `num_tokens` tokens of a sequence, and what their content depends on, are computed: their
+        full blocks may be reused."""
         if not self.reuse:
             return
         one, table, size = self._sequences[sequence], self.tables[sequence], self.block_size
-        full = num_tokens // size
+        full = (num_tokens - self.ahead) // size
         if full <= one.committed:
             return
         first = one.committed * size
         parent = one.hashes[-1] if one.hashes else ROOT_HASH
         widths = [one.spans(i * size, (i + 1) * size) for i in range(one.committed, full)]
-        fresh = block_hashes(one.tokens[first : full * size], size, parent, widths)
+        fresh = block_hashes(one.tokens[first : full * size + self.ahead], size, parent, widths, self.ahead)
         one.hashes += fresh
         node, begin = one.node, one.committed
         if node is None or node.parent is None:  # none yet, or cut off when an equal of mine was evicted
@@ -293,7 +302,7 @@ class KVCache:
         """Forget the tokens of a sequence from `num_tokens` on. They must not have been committed."""
         one, table = self._sequences[sequence], self.tables[sequence]
         kept = -(-num_tokens // self.block_size)
-        if kept < one.committed:
+        if num_tokens // self.block_size < one.committed:
             raise InternalError(f"KV cache: sequence {sequence!r}: committed blocks cannot be taken back")
         self._release(table[kept:])
         del table[kept:]

@@ -21,20 +21,25 @@ ROOT_HASH = b"\0" * 16
 
 
 def block_hashes(
-    tokens: NDArray[np.int64], size: int, parent: bytes = ROOT_HASH, spans: Sequence[int] = ()
+    tokens: NDArray[np.int64],
+    size: int,
+    parent: bytes = ROOT_HASH,
+    spans: Sequence[int] = (),
+    ahead: int = 0,
 ) -> list[bytes]:
-    """Hashes of the full blocks of `tokens`, int64[n]: 16 bytes each.
+    """Hashes of the full blocks of `tokens`, int64[n], that `ahead` more tokens follow: 16 bytes each.
 
     Args:
         size: tokens of a block.
         parent: hash of the block before the first.
         spans: priced tokens each block stands for, where a token stands for several; part of the content.
+        ahead: tokens after a block that its content depends on, too (draft layers look so far).
     """
     raw = np.ascontiguousarray(tokens, dtype="<i8")
     hashes = []
-    for index in range(len(raw) // size):
+    for index in range(max(0, len(raw) - ahead) // size):
         digest = hashlib.blake2b(parent, digest_size=16)
-        digest.update(raw[index * size : (index + 1) * size].tobytes())
+        digest.update(raw[index * size : (index + 1) * size + ahead].tobytes())
         if spans:
             digest.update(int(spans[index]).to_bytes(8, "little"))
         parent = digest.digest()

@@ -20,6 +20,7 @@ from serving.dispatch import Dispatcher
 from serving.engine import RankRecord, Sampled, ServingEngine
 from serving.forward import Forward, Received
 from serving.job import PagingOptions
+from serving.model.drafters import Drafter
 from serving.model.kv_cache import PagedKV
 from serving.model.model import load_model
 from serving.model.sampling import GREEDY, SamplingParams, sample
@@ -28,6 +29,7 @@ from serving.placement import Placement
 from serving.pricing import PricedModel
 from serving.request import RequestSpec
 from serving.scheduler import Scheduler, SchedulerLimits
+from serving.speculation import Speculation
 
 
 @dataclass
@@ -130,15 +132,18 @@ def run_pod(
     priced: PricedModel,
     params: SamplingParams | None = None,
     paging: PagingOptions | None = None,
+    drafter: Drafter | None = None,
 ) -> list[tuple[RankRecord, AddingClock, LocalLink]]:
-    """Serve `specs` on as many threads as the placement has ranks."""
+    """Serve `specs` on as many threads as the placement has ranks; with a drafter by as many draft layers as
+    the limits say."""
     board = Board(placement.num_ranks)
     ends: list[Any] = [None] * placement.num_ranks
     errors: list[BaseException] = []
 
     def one_rank(rank: int) -> None:
         try:
-            ends[rank] = _serve(rank, board, model_dir, specs, placement, limits, priced, params, paging)
+            parts = (board, model_dir, specs, placement, limits, priced, params, paging, drafter)
+            ends[rank] = _serve(rank, *parts)
         except BaseException as error:
             errors.append(error)
             board.barrier.abort()
@@ -163,8 +168,10 @@ def _serve(
     priced: PricedModel,
     params: SamplingParams | None,
     paging: PagingOptions | None = None,
+    drafter: Drafter | None = None,
 ) -> tuple[RankRecord, AddingClock, LocalLink]:
-    model = load_model(model_dir, [e for e in placement.experts_on(rank) if e < placement.num_routed])
+    held = [e for e in placement.experts_on(rank) if e < placement.num_routed]
+    model = load_model(model_dir, held, mtp_layers=limits.drafts)
     scheduler = Scheduler(limits)
     if paging is not None:
         options = PagedOptions(paging.reuse, paging.chunked, paging.dram_blocks)
@@ -189,6 +196,8 @@ def _serve(
         record,
         lambda ended, now_ps: None,
     )
+    if drafter is not None:
+        engine.speculation = Speculation(forward, model, kv, scheduler, drafter, record.speculation)
     engine.run()
     kv.check_integrity()
     record.work.kv_blocks_allocated, record.work.kv_blocks_freed = kv.pages_allocated, kv.pages_freed

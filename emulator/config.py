@@ -24,6 +24,7 @@ FAULTS_KEY = "SUPERPOD_FAULTS"
 JITTER_KEY = "SUPERPOD_JITTER"
 """For tests: "probability,max_us,seed" puts random host sleeps into engine calls; no result may notice."""
 MIB = 1 << 20
+MAX_SEED = (1 << 64) - 1
 TRANSPORTS = ("shared", "rma")
 ENGINES = ("auto", "c", "python")
 DELIVERIES = ("natural", "adversarial")
@@ -137,6 +138,7 @@ class RunConfig:
         _choice("engine_default", self.engine_default, MOVERS)
         _choice("mpi_over", self.mpi_over, MPI_PLANES)
         check_clock(self)
+        check_seed("configuration: seed", self.seed)
         if self.check_races and self.trace is None:
             raise UsageError(
                 "configuration: check_races keeps its records in the trace directory: give trace"
@@ -235,6 +237,13 @@ def check_clock(config: RunConfig) -> None:
             raise UsageError(f"configuration: {name} must be {limits.words}, got {value!r}")
     if config.compute == "measured" and config.clock != "wall":
         raise UsageError("configuration: compute measured takes real time: use it with the wall clock")
+
+
+def check_seed(said: str, value: int) -> int:
+    """Return a seed of 64 bits; `said` is where it was given. Raises: UsageError."""
+    if not 0 <= value <= MAX_SEED:
+        raise UsageError(f"{said} {value}: a seed has 64 bits: 0 to {MAX_SEED}")
+    return value
 
 
 def read_jitter(environ: Mapping[str, str] | None = None) -> tuple[float, int, int] | None:

@@ -65,7 +65,7 @@ def bench_coll(
     if algo is not None:
         checked(name, algo)
     asked = (1,) if name == "barrier" else parse_sizes(sizes)
-    spec = CollSpec(name, algo, asked, dtype, redop, root, iterations, warmup, parse_size(real))
+    spec = CollSpec(name, algo, asked, dtype, redop, root, iterations, warmup, parse_size(real, "--real"))
     check(spec, ranks)
     _note(lifted(spec, ranks))
     config = {

@@ -16,6 +16,7 @@ from emulator.profile import load_profile
 from launch import bench_gate
 from launch.bench_coll import run_bench
 from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
+from launch.seed_option import seed_option
 
 _MIB = 1 << 20
 _TOPK = 8
@@ -43,7 +44,7 @@ def bench_ep(
     layer: Annotated[int | None, typer.Option(help="gate: whose router; the first MoE layer's.")] = None,
     iterations: Annotated[int, typer.Option("--iterations", "--iters", help="Measured.")] = 10,
     warmup: Annotated[int, typer.Option(help="Not measured.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of routing and contents.")] = 0,
+    seed: Annotated[int, seed_option("Of routing and contents.")] = 0,
     form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     overrides: Overrides = None,

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from emulator.errors import SuperpodError, UsageError
 from launch.cmd_run import check_choice, check_writable, write_out
+from launch.seed_option import seed_option
 from serving.bench.arrivals import arrivals_ps, scaled
 from serving.bench.datasets import Ask, random_asks, sharegpt_asks, trace_asks
 from serving.bench.http import HttpError, Target, fetch
@@ -67,7 +68,7 @@ def bench_serve(
     ] = None,
     metric_percentiles: Annotated[str, typer.Option(help="Percentiles, with commas between.")] = "99",
     extra_body: Annotated[str, typer.Option(help="JSON object of further fields of every request.")] = "{}",
-    seed: Annotated[int, typer.Option(min=0, help="Of contents, lengths and arrivals.")] = 0,
+    seed: Annotated[int, seed_option("Of contents, lengths and arrivals.")] = 0,
     api_key: Annotated[str | None, typer.Option(envvar="SUPERPOD_API_KEY", help="The server's key.")] = None,
     wall_arrivals: Annotated[
         bool, typer.Option("--wall-arrivals", help="Send as the host's clock says, without virtual arrivals.")
@@ -82,6 +83,9 @@ def bench_serve(
     check_writable("--json", save_result)
     objectives = parse_objectives(word for entry in goodput or [] for word in entry.split())
     percentiles = parse_percentiles(metric_percentiles)
+    arrivals_ps(1, request_rate, burstiness, seed)
+    if dataset_name != "random":
+        need_path(dataset_path)
     target = Target.parse(base_url, api_key)
     try:
         card = asyncio.run(_model_card(target, model))

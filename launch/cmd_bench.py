@@ -16,6 +16,7 @@ from launch import run
 from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_writable, parse_set, write_out
 from launch.pairs import PAIRS, pair_ranks
+from launch.seed_option import seed_option
 from memsem.bench.formats import render
 from memsem.bench.shapes import (
     ATOMIC_BYTES,
@@ -81,7 +82,7 @@ def bench_command(
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
     mpi_over: Annotated[str, typer.Option(help="Plane of messages: ub, rdma or vpc.")] = "ub",
     delivery: Annotated[str, typer.Option(help="natural or adversarial.")] = "natural",
-    seed: Annotated[int, typer.Option(min=0, help="Of adversarial delivery.")] = 0,
+    seed: Annotated[int, seed_option("Of adversarial delivery.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the JSON rows here as well.")] = None,
 ) -> int:
     """Measure one operation between two dies, in emulated time: the figures do not depend on this host.
@@ -92,7 +93,7 @@ def bench_command(
     Collectives and expert parallelism: superpod bench coll --help, superpod bench ep --help.
     """
     if kind not in KINDS:
-        check_choice("bench", kind, (*KINDS, "coll", "ep"))
+        check_choice("bench", kind, (*KINDS, "coll", "ep", "serve"))
     check_choice("--path", path, tuple(OPERATIONS))
     check_choice("--engine", engine, ENGINES)
     check_choice("--pair", pair, PAIRS)

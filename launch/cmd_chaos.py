@@ -39,6 +39,7 @@ from launch.recovery_options import (
 )
 from launch.replay_faults import load_checked
 from launch.run import check_start
+from launch.seed_option import seed_option
 
 _FAILED = 1
 _POD = "cloudmatrix384"
@@ -51,7 +52,7 @@ def register(app: typer.Typer) -> None:
     def chaos_command(
         num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")] = 16,
         seeds: Annotated[int, typer.Option(min=1, help="Plans to draw.")] = 20,
-        first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first plan.")] = 0,
+        first_seed: Annotated[int, seed_option("Seed of the first plan.")] = 0,
         faults: Annotated[str | None, typer.Option(help="Kinds to draw, with commas between.")] = None,
         states: Annotated[
             str | None,

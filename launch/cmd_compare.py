@@ -25,6 +25,7 @@ from launch import run
 from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
 from launch.compare_faults import compare_under
+from launch.seed_option import seed_option
 from memsem.bench.labels import path_label
 from memsem.bench.shapes import parse_sizes
 
@@ -36,7 +37,6 @@ _PAGE, _TRANSFERS = 4096, 40
 _LARGEST, _MOST_REPEATED, _MOST_ROOM = 256 << 20, 10_000, 4 << 30
 """Largest message in bytes, most of `--repeat`, and the most bytes of a rank's heap: beyond them a comparison
 takes more memory or hours than anybody means."""
-_LARGEST_SEED = (1 << 63) - 1
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +54,7 @@ def compare_command(
     ] = None,
     repeat: Annotated[int | None, typer.Option(help="Round trips, steps, tokens a rank, or layers.")] = None,
     paths: Annotated[str, typer.Option(help="Paths to compare, comma separated.")] = ",".join(PATHS),
-    seed: Annotated[int, typer.Option(min=0, help="Of contents and routes.")] = 0,
+    seed: Annotated[int, seed_option("Of contents and routes.")] = 0,
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     overrides: Overrides = None,
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
@@ -103,8 +103,6 @@ def compare_command(
     }
     if not 1 <= spec["repeat"] <= _MOST_REPEATED:
         raise UsageError(f"--repeat {repeat}: 1 to {_MOST_REPEATED} {_REPEATED[op]}")
-    if seed > _LARGEST_SEED:
-        raise UsageError(f"--seed {seed}: at most {_LARGEST_SEED}")
     for size in spec["sizes"]:
         if size > _LARGEST:
             raise UsageError(f"--sizes: {size} B is more than this compares; at most {_LARGEST >> 20}M")

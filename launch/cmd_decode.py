@@ -20,6 +20,7 @@ from launch.cmd_replay import _RANK_BYTES, _STOPPED, _host, _job_directory
 from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
 from launch.helper import Helper
 from launch.replay_progress import replay_progress
+from launch.seed_option import seed_option
 from serving.decode.report import result_of
 from serving.decode.settings import (
     DecodePlan,
@@ -64,7 +65,7 @@ def decode_command(
     redundant_experts: Annotated[
         int | None, typer.Option(help="Expert replicas beyond one each (else one of each that fits).")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of contents, contexts, jitter and the made model.")] = 0,
+    seed: Annotated[int, seed_option("Of contents, contexts, jitter and the made model.")] = 0,
     memory_check: Annotated[bool, typer.Option(help="Refuse what a die cannot hold at priced size.")] = True,
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,

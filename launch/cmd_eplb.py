@@ -16,6 +16,7 @@ from emulator.errors import UsageError
 from emulator.profile import load_profile
 from emulator.topology import Topology
 from launch.cmd_prices import overrides
+from launch.seed_option import seed_option
 
 if TYPE_CHECKING:
     from serving.model import Model
@@ -51,7 +52,7 @@ def eplb_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the profile.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the made model and of the tokens.")] = 0,
+    seed: Annotated[int, seed_option("Of the made model and of the tokens.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every layer's figures here.")] = None,
 ) -> int:
     """Balance experts by what a router chose, and price one MoE layer of the busiest die; starts no ranks."""
@@ -64,6 +65,7 @@ def eplb_command(
         raise UsageError("--expert-skew and --model: a given checkpoint has the skew it has; leave one out")
     if policy not in POLICIES:
         raise UsageError(f"--policy {policy}: choose {' or '.join(POLICIES)}")
+    sizes = _batches(batch)
     machine, own = split_overrides(overrides(settings or []))
     profile = load_profile(pod, machine)
     priced = PricedModel.load(priced_as, profile, own)
@@ -73,7 +75,7 @@ def eplb_command(
         groups, top_k = router.config.n_group, router.config.num_experts_per_tok
         cases = [
             EplbSetting(ranks, redundant_experts, size, context, policy, groups, top_k, nodes)
-            for size in _batches(batch)
+            for size in sizes
         ]
         found = figures(router, priced, cases, tokens, slices, seed)
     Console(width=_WIDTH).print(table(found, policy, redundant_experts))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emulator.errors import UsageError
+from launch.seed_option import seed_option
 
 if TYPE_CHECKING:
     from serving.model.config import ModelConfig
@@ -25,7 +26,7 @@ def make_checkpoint_command(
     preset: Annotated[
         str, typer.Option(help="mini routes as DeepSeek-R1, qwen3-moe-mini as Qwen3-30B-A3B; tiny for tests.")
     ] = "mini",
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, seed_option("The same seed gives the same bytes.")] = 0,
     balance_router: Annotated[
         bool, typer.Option("--balance-router", help="Set the router's bias so that expert loads are even.")
     ] = False,

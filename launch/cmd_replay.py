@@ -56,6 +56,7 @@ from launch.paging_options import (
 from launch.recovery_options import Degraded, Period, Reload, Spares, Timeout, Way, policy, recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
+from launch.seed_option import seed_option
 from serving.decode.settings import split_overrides
 from serving.eplb.options import eplb_options
 from serving.feed import is_recording
@@ -105,7 +106,7 @@ def register(app: typer.Typer) -> None:
         ] = 1,
         max_output: Annotated[int | None, typer.Option(help="Most output tokens of a request.")] = None,
         time_scale: Annotated[float, typer.Option(help="Arrivals so many times as fast.")] = 1.0,
-        seed: Annotated[int, typer.Option(min=0, help="Of contents, samplers and the made model.")] = 0,
+        seed: Annotated[int, seed_option("Of contents, samplers and the made model.")] = 0,
         temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
         top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps all.")] = 1.0,
         check_reference: Annotated[

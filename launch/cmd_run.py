@@ -15,6 +15,7 @@ from emulator.config import DELIVERIES, FAULTS_KEY, MPI_PLANES, TRANSPORTS, envi
 from emulator.errors import UsageError
 from launch import run
 from launch.clock_report import duration_and_clock, with_report
+from launch.seed_option import seed_option
 
 
 def parse_set(pairs: list[str]) -> dict[str, str]:
@@ -130,7 +131,7 @@ def run_command(
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
     overrides: Overrides = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seed: Annotated[int, seed_option("Seed of everything random.")] = 0,
     delivery: Annotated[
         str,
         typer.Option(help="natural, or adversarial: any order the order flags permit, drawn from --seed."),

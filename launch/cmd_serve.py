@@ -42,6 +42,7 @@ from launch.paging_options import (
     check_sizes,
 )
 from launch.pod import OpenPod, prepare
+from launch.seed_option import seed_option
 from launch.serve_api import SETTINGS
 from launch.vllm_options import check_unknown
 from serving.api.settings import ServerSettings
@@ -77,7 +78,7 @@ def serve_command(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile value.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of requests that give none.")] = 0,
+    seed: Annotated[int, seed_option("Of requests that give none.")] = 0,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests a rank runs at once.")] = 96,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a rank and step.")] = 2048,
     max_model_len: Annotated[
@@ -177,17 +178,22 @@ def check_address(host: str, api_key: str | None) -> None:
 def is_loopback(host: str) -> bool:
     """Whether every address of a host name is one only this machine can reach. Raises UsageError: no such
     host."""
+    found = _addresses(host, None)
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+def _addresses(host: str, port: int | None) -> list[Any]:
+    """Entries of `socket.getaddrinfo`. Raises UsageError: no such host."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--host {host}: no such address: {error}") from None
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
 
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket. Raises UsageError: the port is taken, or may not be."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    """A listening socket. Raises UsageError: no such host, or the port is taken, or may not be."""
+    family = _addresses(host, port)[0][0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -254,13 +254,14 @@ def run_job(
         How it went; a failed program is no exception.
 
     Raises:
-        UsageError: too few resources, no mpirun, no place for the run's directories, or a bad
-            `SUPERPOD_CONFIG`.
+        UsageError: too few resources, no such program, no mpirun, no place for the run's directories, or a
+            bad `SUPERPOD_CONFIG`.
     """
     begin = time.clock_gettime(time.CLOCK_BOOTTIME)
     env = dict(os.environ if environment is None else environment)
     settings = None if config is None else {**environment_config(env), **config}
     check_start(num_ranks, rank_bytes, shm_bytes)
+    check_program(argv)
     limits.raise_file_limit()
     if warm.wanted(env):
         warm.idle_seconds(env)
@@ -335,3 +336,9 @@ def check_start(num_ranks: int, rank_bytes: int = 0, shm_bytes: int = 0) -> None
     for check in limits.checks(num_ranks, rank_bytes, shm_bytes):
         if not check.ok:
             raise UsageError(f"{num_ranks} ranks do not fit on this machine: {check.sentence}")
+
+
+def check_program(argv: list[str]) -> None:
+    """Refuse a program that is not there: one line, not one of each rank. Raises UsageError."""
+    if argv[0] != "-m" and not Path(argv[0]).exists():
+        raise UsageError(f"can't open file {argv[0]}: no such file or directory")

@@ -157,12 +157,14 @@ def keeps_full(kind: str, path: str, form: str) -> bool:
     return kind != "lat" and path == "verbs" and form != "osu"
 
 
-def parse_size(text: str) -> int:
-    """Bytes of `512`, `8K`, `16M`, `4G` (powers of 1024). Raises UsageError."""
+def parse_size(text: str, option: str = "--sizes") -> int:
+    """Bytes of `512`, `8K`, `16M`, `4G` (powers of 1024), at least one. Raises UsageError naming `option`."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"--sizes: {text!r} is no size; write 8, 4K, 16M or 4G")
-    return int(match[1]) * _SUFFIXES[match[2].upper()]
+        raise UsageError(f"{option}: {text!r} is no size; write 8, 4K, 16M or 4G")
+    if not (size := int(match[1]) * _SUFFIXES[match[2].upper()]):
+        raise UsageError(f"{option} {text}: there is nothing to move; the least is 1 byte")
+    return size
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -120,6 +120,11 @@ async def send(
     tls = ssl.create_default_context() if target.tls else None
     try:
         reader, writer = await asyncio.open_connection(target.host, target.port, ssl=tls)
+    except ConnectionRefusedError:
+        there = f"{target.host}:{target.port}"
+        raise HttpError(
+            f"{there}: no server listens there; superpod serve starts one, --base-url names another"
+        ) from None
     except OSError as error:
         raise HttpError(f"{target.host}:{target.port}: {error.strerror or error}") from None
     reply = Reply(reader, writer, h11.Connection(h11.CLIENT))

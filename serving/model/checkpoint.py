@@ -188,7 +188,7 @@ def make_checkpoint(
     path = Path(directory)
     existing = [path / name for name in ("config.json", SINGLE_FILE, INDEX_FILE) if (path / name).exists()]
     if existing and not overwrite:
-        raise UsageError(f"{existing[0]}: already exists; choose another directory or ask to overwrite")
+        raise UsageError(f"{existing[0]}: already exists; choose another directory, or --overwrite")
     try:
         path.mkdir(parents=True, exist_ok=True)
         for old in [*existing, *path.glob("model-*-of-*.safetensors")]:

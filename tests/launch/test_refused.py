@@ -8,8 +8,10 @@ from emulator.errors import UsageError
 from emulator.solo import solo_device
 from launch import warm
 from launch.cli import main
+from launch.cmd_serve import listening
 
 BEATS = ("--recovery", "in-place")
+TOO_LARGE = str(1 << 64)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,22 @@ BEATS = ("--recovery", "in-place")
         (("eplb", "--policy", "foo"), "choose xdeepserve or deepseek"),
         (("eplb", "--tokens", "99999999999"), "--tokens"),
         (("run", "-n", "2", "/tmp"), "/tmp is a directory without __main__.py"),
+        (("run", "-n", "2", "none.py"), "can't open file none.py"),
+        (("run", "-n", "2", "--seed", TOO_LARGE, "/tmp"), f"--seed {TOO_LARGE}: a seed has 64 bits"),
+        (("replay", "-n", "4", "--seed", TOO_LARGE), "a seed has 64 bits"),
+        (("chaos", "--first-seed", TOO_LARGE), f"--first-seed {TOO_LARGE}: a seed has 64 bits"),
+        (("bench", "ep", "-n", "2", "--seed", TOO_LARGE), "a seed has 64 bits"),
+        (("bench", "foo"), "lat, bw, rate, coll, ep, serve"),
+        (("bench", "lat", "--sizes", "0"), "--sizes 0: there is nothing to move; the least is 1 byte"),
+        (
+            ("bench", "coll", "--coll", "all_reduce", "--sizes", "8,0K"),
+            "--sizes 0K: there is nothing to move",
+        ),
+        (("bench", "coll", "--coll", "all_reduce", "--real", "x"), "--real: 'x' is no size"),
+        (("compare", "--op", "pingpong", "--sizes", "0"), "--sizes 0: there is nothing to move"),
+        (("bench", "serve", "--request-rate", "0"), "--request-rate 0.0: must be above 0"),
+        (("bench", "serve", "--dataset-name", "sharegpt"), "--dataset-path"),
+        (("eplb", "--batch", "0"), "--batch 0: at least 1 each"),
     ],
 )
 def test_one_line_and_exit_code_2(
@@ -67,3 +85,11 @@ def test_a_pod_of_one_takes_no_fault_plan_from_the_environment(
     device = solo_device()
     assert not device.faults.active
     device.barrier()
+
+
+def test_a_host_that_is_none() -> None:
+    with (
+        pytest.raises(UsageError, match="--host nohost.invalid: no such address"),
+        listening("nohost.invalid", 0),
+    ):
+        pass

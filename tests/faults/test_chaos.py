@@ -127,6 +127,12 @@ def test_an_aborted_request_needs_the_beginning_of_its_answer_only() -> None:
     assert (entry["exact"], entry["aborted"], summary([entry])["exact_share"]) == (2, 1, 1.0)
 
 
+def test_a_degraded_answer_is_never_exact() -> None:
+    touched = {1: {"experts": [3], "from_output": 0}}
+    entry = record(_good(), [_spec(i) for i in range(3)], _ANSWERS, [], 1, touched=touched)
+    assert (entry["exact"], entry["degraded"][1]["as_reference_under_mask"]) == (2, True)
+
+
 def _moments() -> list[Moment]:
     """As of 24 requests on 16 ranks, one after the other through all states; few are in flight at first."""
     return [

@@ -4,25 +4,31 @@
     python tests/mutation/broken_builds.py [NAME …]
 
 Each is one replaced line of a source file and the quickest test that should notice. The tool copies the tree
-to a temporary directory and changes only the copy. Exit code 0: at most two were missed.
+to a temporary directory and changes only the copy. Each test is run there with nothing broken first: one that
+fails then finds nothing. Exit code 0: at most two were missed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from collective_builds import COLLECTIVE
 from recovery_builds import RECOVERY
 
+from emulator.faults.names import nearest
+
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MISSED = 2
-_LIMIT_S = 80
+_LIMIT_S, _TIMES, _MOST_S = 30.0, 8.0, 600.0
+"""A broken build hangs after so many seconds and so many times what its test takes in the whole tree."""
 
 
 class Broken(NamedTuple):
@@ -118,7 +124,6 @@ BUILDS = (
     Broken("answer served twice", RESTART, 'if entry["rank"] not in reported]', "if True]", T_CHAOS),
     Broken("ended request served again", RESTART, "if request not in gone)", "if True)", T_CHAOS),
 )  # fmt: skip
-"""Forty-five of them."""
 BUILDS += tuple(Broken(*row) for row in (*COLLECTIVE, *RECOVERY))
 
 
@@ -140,35 +145,79 @@ def change(root: Path, build: Broken) -> str:
     return text
 
 
-def is_found(root: Path, build: Broken) -> bool:
-    """Whether the build's test fails, in a copy that has been broken; a hang counts as found."""
-    path, _, choice = build.test.partition(" ")
+class Tried(NamedTuple):
+    """How a test went: its exit code, None where it was ended after `limit_s`; seconds; the end of its text."""
+
+    code: int | None
+    wall_s: float
+    said: str
+
+
+def try_test(root: Path, test: str, limit_s: float) -> Tried:
+    """Run a build's test (path, then -k) in a copy."""
+    path, _, choice = test.partition(" ")
     options = ["-q", "-x", "-p", "no:cacheprovider", *(["-k", choice] if choice else [])]
     environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", *options, str(root / path)]
+    begin = time.monotonic()
+    running = subprocess.Popen(
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=_LIMIT_S
-        )
+        said, _ = running.communicate(timeout=limit_s)
+        code: int | None = running.returncode
     except subprocess.TimeoutExpired:
-        return True
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{build.name}: its test did not run: {done.stdout[-500:]}{done.stderr[-300:]}")
-    return done.returncode == 1
+        os.killpg(running.pid, signal.SIGKILL)
+        said, code = running.communicate()[0], None
+    return Tried(code, time.monotonic() - begin, said[-500:])
+
+
+class Judge:
+    """Says of each broken build whether its test finds it; a test that fails in the whole tree finds nothing.
+
+    Args:
+        root: the copy.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._whole: dict[str, Tried] = {}
+
+    def verdict(self, build: Broken) -> str:
+        """ "found", "hangs" (found, too: it takes many times what the whole tree takes) or "MISSED".
+
+        Raises:
+            SystemExit: the test fails without anything broken, or cannot be run.
+        """
+        if build.test not in self._whole:
+            self._whole[build.test] = try_test(self._root, build.test, _MOST_S)
+        whole = self._whole[build.test]
+        if whole.code != 0:
+            raise SystemExit(f"{build.name}: {build.test} fails with nothing broken: {whole.said}")
+        text = change(self._root, build)
+        tried = try_test(self._root, build.test, _LIMIT_S + _TIMES * whole.wall_s)
+        (self._root / build.file).write_text(text)
+        if tried.code not in (0, 1, None):
+            raise SystemExit(f"{build.name}: its test did not run: {tried.said}")
+        return {0: "MISSED", 1: "found", None: "hangs"}[tried.code]
 
 
 def main(names: list[str]) -> int:
     """Break each build in turn; print what was found, and the missed."""
-    builds = [build for build in BUILDS if not names or build.name in names]
+    known = {build.name: build for build in BUILDS}
+    for name in names:
+        if name not in known:
+            print(f"no build is called {name!r}; nearest: {nearest(name, known)}", file=sys.stderr)
+            return 2
+    builds = [known[name] for name in names] or list(BUILDS)
     missed = []
     with tempfile.TemporaryDirectory(prefix="superpod-mutations-") as folder:
-        root = copy_tree(Path(folder))
+        judge = Judge(copy_tree(Path(folder)))
         for build in builds:
-            text = change(root, build)
-            found = is_found(root, build)
-            (root / build.file).write_text(text)
-            missed += [] if found else [build.name]
-            print(f"{'found ' if found else 'MISSED'} {build.name}", flush=True)
+            verdict = judge.verdict(build)
+            missed += [build.name] if verdict == "MISSED" else []
+            print(f"{verdict:6} {build.name}", flush=True)
     print(f"{len(builds) - len(missed)} of {len(builds)} found; missed: {', '.join(missed) or 'none'}")
     return int(len(missed) > MOST_MISSED)
 

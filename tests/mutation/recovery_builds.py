@@ -15,6 +15,7 @@ ROLE, ROLES, NIC = (
     "tests/recovery/test_roles.py",
     "tests/faults/test_nic_faults.py",
 )
+ABORTS, CHAOS = "tests/serving/test_planned_aborts.py", "tests/faults/test_chaos.py"
 PURE, RANKS = "tests/recovery/test_in_place.py", "tests/recovery/test_in_place_ranks.py"
 
 RECOVERY = (
@@ -46,5 +47,11 @@ RECOVERY = (
     ("late completion delivered at once", "memsem/verbs/faults.py", "start_ps=delay_ps,", "start_ps=0,", NIC),
     ("full ring loses its receives", "memsem/verbs/faults.py", "held, self._held = self._held, []", "held, self._held = [], []", NIC),
     ("saturated taken for down", "emulator/probing.py", "if not reads and not writes:", "if not writes:", NIC),
-    ("plans strike an idle pod", "emulator/faults/generate.py", "if m.in_flight >= self._in_flight]", "]", "tests/faults/test_chaos.py"),
+    ("plans strike an idle pod", "emulator/faults/generate.py", "if m.in_flight >= self._in_flight]", "]", CHAOS),
+    ("abort lost with who was to tell", DISPATCH, "self._again += [spec for spec in self._taken_back if not has_ended(spec)]", "pass", ABORTS),
+    ("aborts not said again", "serving/aborts.py", 'does nothing."""\n        self._next = 0', 'does nothing."""', ABORTS),
+    ("abort taken for a lost request", STREAM, 'row["finish"] = request.finish.encode()', "pass", PURE),
+    ("abort nobody asked for accepted", "launch/chaos/history.py", "if e.aborted and abort_ps is None:", "if False:", CHAOS),
+    ("degraded counted as exact", "launch/chaos/report.py", "sum(request not in degraded for request in equal)", "len(equal)", CHAOS),
+    ("states of other pods drawn", "emulator/faults/generate.py", "states[number // len(others) % len(states)]", "STATES[number // len(others) % len(STATES)]", CHAOS),
 )  # fmt: skip

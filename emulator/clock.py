@@ -2,7 +2,8 @@
 
 All host times are nanoseconds. The error of a run is the sum of |achieved - requested| over the sum of
 requested; the error per delay does not depend on the dilation, so the dilation that would have met the
-limit follows from it.
+limit follows from it. A run is trustworthy if its delays are off by at most `KEPT`: then its own suggested
+dilation is not above its dilation. Else it is above it, so below its suggested dilation a run is marked.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from emulator.engine.codes import OPERATIONS
 
 ERROR_LIMIT = 0.05
 """Results with a larger error are not to be trusted."""
-MARGIN = 1.25
-"""A suggested dilation is so much above the one that would just keep the limit: hosts vary."""
+KEPT = 0.03
+"""Delays are kept within this: at the dilation to suggest, 2 %, so doubling a delay doubles the achieved one
+within 2 %; less than `ERROR_LIMIT` so that a run below the suggested dilation is marked."""
+MARGIN = 1.5
+"""A suggested dilation is so much above the one that would just keep the delays: hosts vary."""
 Delays = npt.NDArray[np.int64]
 
 
@@ -32,26 +36,26 @@ def round_up(value: float) -> float:
 
 
 def needed_dilation(error_ns: float, delay_ps: float) -> float:
-    """The dilation to suggest: `error_ns` is less than 5 % of a delay of `delay_ps`, by a margin."""
-    return round_up(MARGIN * max(error_ns, 0.0) / (ERROR_LIMIT * delay_ps / 1000)) if delay_ps > 0 else 0.0
+    """The dilation to suggest: `error_ns` is less than 3 % of a delay of `delay_ps`, by a margin."""
+    return round_up(MARGIN * max(error_ns, 0.0) / (KEPT * delay_ps / 1000)) if delay_ps > 0 else 0.0
 
 
 def expected_error(error_ns: float, delay_ps: float, dilation: float) -> float:
-    """Relative error to expect of a delay of `delay_ps` when a wake-up is late by `error_ns`."""
+    """Relative error to expect of a delay of `delay_ps` when one is off by `error_ns`."""
     return error_ns / (dilation * delay_ps / 1000) if delay_ps > 0 else 0.0
 
 
 def early_warning(error_ns: float, delay_ps: float, dilation: float) -> str | None:
     """What to say before the run, if the dilation is too small for this host."""
     error = expected_error(error_ns, delay_ps, dilation)
-    if error <= ERROR_LIMIT:
+    if error <= KEPT:
         return None
     return (
         f"superpod: warning: dilation {dilation:g} is too small for this machine: the fabric's "
         f"{delay_ps / 1e6:g} us become {dilation * delay_ps / 1e6:.3g} us, "
-        f"wake-ups are {error_ns / 1000:.3g} us "
-        f"late: expect errors of about {100 * error:.3g} %; from {needed_dilation(error_ns, delay_ps):g} on "
-        "they stay within 5 %"
+        f"delays are off by {error_ns / 1000:.3g} us: "
+        f"expect errors of about {100 * error:.3g} %; from {needed_dilation(error_ns, delay_ps):g} on "
+        f"they stay within {100 * KEPT:g} %"
     )
 
 
@@ -131,9 +135,14 @@ def judge(sums: Delays, dilation: float) -> dict[str, Any]:
     """
     count, requested, achieved, error, late, _, moved, moved_ps = (int(v) for v in sums[:, :8].sum(axis=0))
     relative = error / requested if requested else 0.0
+    suggested = round_up(MARGIN * dilation * relative / KEPT)
     reasons = [] if count else ["nothing was waited for, so nothing is known"]
     if relative > ERROR_LIMIT:
         reasons.append(f"delays are off by {100 * relative:.3g} %")
+    elif relative > KEPT:
+        reasons.append(f"delays are off by {100 * relative:.3g} %, as they are below the suggested dilation")
+    else:
+        suggested = min(suggested, dilation)
     if moved:
         reasons.append(f"ranks were too late {moved} times and the others went on without them")
     return {
@@ -144,7 +153,7 @@ def judge(sums: Delays, dilation: float) -> dict[str, Any]:
         "share_late": round(late / count, 6) if count else 0.0,
         "moved": moved,
         "moved_ps": moved_ps,
-        "suggested_dilation": round_up(MARGIN * dilation * relative / ERROR_LIMIT),
+        "suggested_dilation": suggested,
         "trustworthy": not reasons,
         "reasons": reasons,
     }

@@ -5,11 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collectives.bench.formats import render as coll_text
 from collectives.bench.shapes import CollSample, CollSpec
 from collectives.compare.report import Comparison, table
 from emulator.clock import (
+    ERROR_LIMIT,
+    KEPT,
     clock_facts,
     clock_said,
     early_warning,
@@ -34,7 +38,7 @@ def test_the_needed_dilation_meets_the_limit_and_hardly_more() -> None:
     assert round_up(631.2) == 640 and round_up(640) == 640 and round_up(0.0123) == 0.013
     for error_ns, delay_ps in ((100_000, 1_200_000), (31_000, 200_000), (5, 10**12)):
         dilation = needed_dilation(error_ns, delay_ps)
-        assert 0.036 <= expected_error(error_ns, delay_ps, dilation) <= 0.04
+        assert 0.018 <= expected_error(error_ns, delay_ps, dilation) <= 0.02
         assert early_warning(error_ns, delay_ps, dilation) is None
         small = early_warning(error_ns, delay_ps, dilation / 10)
         assert small is not None and f"from {dilation:g} on" in small and "\n" not in small
@@ -45,13 +49,29 @@ def sums(requested: int, error: int, moved: int = 0) -> np.ndarray:
 
 
 def test_verdicts() -> None:
-    good = judge(sums(1_000_000, 49_000), 100)
-    assert good["trustworthy"] and good["error"] == 0.049 and good["suggested_dilation"] == 130
+    good = judge(sums(1_000_000, 12_000), 100)
+    assert good["trustworthy"] and good["error"] == 0.012 and good["suggested_dilation"] == 60
+    near = judge(sums(1_000_000, 29_000), 100)
+    assert near["trustworthy"] and near["suggested_dilation"] == 100
+    below = judge(sums(1_000_000, 40_000), 100)
+    assert not below["trustworthy"] and "below the suggested dilation" in below["reasons"][0]
     bad = judge(sums(1_000_000, 60_000), 100)
-    assert not bad["trustworthy"] and bad["suggested_dilation"] == 150 and "6 %" in bad["reasons"][0]
+    assert not bad["trustworthy"] and bad["suggested_dilation"] == 300 and "6 %" in bad["reasons"][0]
     left_behind = judge(sums(1_000_000, 0, moved=1), 100)
     assert not left_behind["trustworthy"] and left_behind["moved"] == 2
     assert "nothing was waited for" in judge(np.zeros((4, 9), np.int64), 5)["reasons"][0]
+
+
+@given(st.integers(0, 10**7), st.floats(1e-3, 1e6))
+def test_a_run_is_marked_where_it_is_below_its_own_suggestion(error: int, dilation: float) -> None:
+    """Fails where the limit of the mark is not the one that is suggested by (`ERROR_LIMIT` for `KEPT`)."""
+    kept = judge(sums(10_000_000, error), dilation)
+    assert kept["trustworthy"] == (kept["suggested_dilation"] <= dilation)
+    assert not kept["trustworthy"] or kept["error"] <= ERROR_LIMIT
+    again = (
+        judge(sums(10_000_000, round(error * dilation / kept["suggested_dilation"])), 1.0) if error else kept
+    )
+    assert again["error"] <= KEPT + 1e-6  # an error is as many times smaller as the dilation is larger
 
 
 def report(error: int) -> dict[str, Any]:

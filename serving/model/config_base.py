@@ -14,8 +14,13 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from emulator.errors import UsageError
+from serving.model.fp8 import block_of
 
 __all__ = ["ModelConfig", "YarnConfig", "without_none"]
+
+
+_ALIASES = {"kimi_k2": "deepseek_v3"}
+"""Types of published models that have another's architecture (Kimi-K2 names DeepseekV3ForCausalLM)."""
 
 
 class YarnConfig(BaseModel):
@@ -71,6 +76,8 @@ class ModelConfig(BaseModel):
     """How this process computes it; no property of the checkpoint."""
     mtp_layers: int = Field(default=0, ge=0, exclude=True)
     """Draft layers this process computes (`mtp.py`), of the checkpoint's `num_nextn_predict_layers`."""
+    weight_block: tuple[int, int] | None = Field(default=None, exclude=True)
+    """Of the scales, where weights are stored in 8-bit floats (`fp8.py`)."""
     num_nextn_predict_layers: int = Field(default=0, ge=0)
     vocab_sections: int = Field(default=1, gt=0)
     """Of a made model whose hot experts drift (`serving.model.drift`); no key of published models."""
@@ -155,9 +162,10 @@ class ModelConfig(BaseModel):
         for key, supported in family.only_supported.items():
             if raw.get(key, supported) != supported:
                 raise UsageError(f"{source}: {key}={raw[key]!r} is not supported; only {supported!r} is")
-        if raw.get("quantization_config") is not None:
-            raise UsageError(f"{source}: {_stored_as(raw['quantization_config'])}")
-        fields = {**raw, **family.translated(raw, source)}
+        stored = raw.get("quantization_config")
+        if stored is not None and block_of(stored) is None:
+            raise UsageError(f"{source}: {_stored_as(stored)}")
+        fields = {**raw, **family.translated(raw, source), "weight_block": block_of(stored)}
         rope = _rope_settings(raw, source)
         fields["rope_theta"] = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
         fields["yarn"] = rope if rope.get("rope_type") == "yarn" else None
@@ -193,16 +201,18 @@ def _stored_as(quantization: Any) -> str:
     """Why weights of this `quantization_config` are not read."""
     settings = quantization if isinstance(quantization, dict) else {}
     method, block = settings.get("quant_method"), settings.get("weight_block_size")
-    scaled = f" with scales of {block} blocks" if block else ""
+    kind = settings.get("fmt")
+    more = "".join((f" ({kind})" if kind else "", f" with scales of {block} blocks" if block else ""))
     return (
-        f"quantization_config: weights quantised as {method!r}{scaled} are not read; convert them to "
-        "bfloat16 or float32"
+        f"quantization_config: weights quantised as {method!r}{more} are not read; only 'fp8' (e4m3) with a "
+        "weight_block_size of two numbers is: convert them to that, bfloat16 or float32"
     )
 
 
 def _family(raw: dict[str, Any], source: str) -> type[ModelConfig]:
     families = {family.model_type: family for family in ModelConfig.__subclasses__()}
-    found = families.get(str(raw.get("model_type")))
+    kind = str(raw.get("model_type"))
+    found = families.get(_ALIASES.get(kind, kind))
     if found is None:
         known = " or ".join(repr(name) for name in sorted(families))
         raise UsageError(f"{source}: model_type {raw.get('model_type')!r} is not supported; use {known}")

@@ -13,6 +13,9 @@ from serving.model.latent_rows import latent_width
 
 __all__ = ["DeepseekV3Config"]
 
+_ABSENT = {"q_lora_rank": 1536, "routed_scaling_factor": 2.5}
+"""What a configuration without these keys means: the defaults of `transformers`' DeepseekV3Config."""
+
 
 class DeepseekV3Config(ModelConfig):
     """A DeepSeek-V3 architecture."""
@@ -55,14 +58,16 @@ class DeepseekV3Config(ModelConfig):
 
     @classmethod
     def translated(cls, raw: dict[str, Any], source: str) -> dict[str, Any]:
-        """Nothing is spelt otherwise; a number of KV heads of its own is refused."""
+        """Nothing is spelt otherwise; a number of KV heads of its own is refused. Absent
+        keys have the published model's values."""
         heads = raw.get("num_attention_heads")
         if raw.get("num_key_value_heads") not in (None, heads):
             raise UsageError(
                 f"{source}: num_key_value_heads={raw['num_key_value_heads']} "
                 f"must equal num_attention_heads={heads}"
             )
-        return {}
+        given = raw.keys()
+        return {key: value for key, value in _ABSENT.items() if key not in given}
 
     def to_hf(self) -> dict[str, Any]:
         """The Hugging Face `config.json` content for this model, float32."""

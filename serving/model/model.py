@@ -176,4 +176,4 @@ def load_model(
     torch.set_num_threads(1)
     if like is not None:
         return Model(config, like.files, chosen, part, like.proofs)
-    return Model(config, CheckpointFiles(directory), chosen, part)
+    return Model(config, CheckpointFiles(directory, config.weight_block), chosen, part)

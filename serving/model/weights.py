@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from emulator.errors import UsageError
+from serving.model.fp8 import Block, dequantised, scale_name, scale_shape
 
 __all__ = ["CheckpointFiles", "write_safetensors"]
 
@@ -24,6 +25,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _ALIGN_BYTES = 64  # a cache line: every tensor we write starts on one
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_FP8 = "F8_E4M3"
 _ENTRY = re.compile(rb"\s*:\s*(\{[^{}]*\})")
 _WINDOW = 1 << 13
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -86,11 +88,12 @@ class _MappedFile:
         return entry
 
     def check(self, name: str, shape: tuple[int, ...]) -> tuple[int, torch.dtype]:
-        """Byte offset in the file, and type, of a tensor that is whole and as expected."""
+        """Byte offset in the file, and type (bytes for 8-bit floats), of a tensor that is whole and as
+        expected."""
         entry = self._entry(name)
         if entry is None:
             raise UsageError(f"{self.path}: tensor {name} is missing")
-        dtype = _DTYPES.get(entry["dtype"])
+        dtype = torch.uint8 if entry["dtype"] == _FP8 else _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise UsageError(
                 f"{self.path}: tensor {name} has dtype {entry['dtype']}; "
@@ -109,20 +112,25 @@ class _MappedFile:
         return int(self._data_start + begin), dtype
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor as float32; one of 8-bit floats as its bytes."""
         offset, dtype = self.check(name, shape)
         count = math.prod(shape)
         if offset % dtype.itemsize:  # the format does not promise alignment
             data = self._map[offset : offset + dtype.itemsize * count]
             return torch.frombuffer(bytearray(data), dtype=dtype).view(shape).to(torch.float32)
         found = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
-        return found.to(torch.float32)  # float32 stays the view
+        return found if dtype is torch.uint8 else found.to(torch.float32)  # float32 stays the view
 
 
 class CheckpointFiles:
-    """The tensors of a checkpoint directory, single-file or sharded; files are opened when first needed."""
+    """The tensors of a checkpoint directory, single-file or sharded; files are opened when first needed.
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+    Args:
+        block: of scales, where weights are stored in 8-bit floats (`fp8.py`).
+    """
+
+    def __init__(self, directory: str | Path, block: Block | None = None) -> None:
+        self.directory, self._block = Path(directory), block
         self._open: dict[str, _MappedFile] = {}
         self._weight_map = self._read_index()
 
@@ -154,11 +162,28 @@ class CheckpointFiles:
         Raises:
             UsageError: the tensor or its file is missing, or has another shape, dtype or length.
         """
-        return self._file_of(name).tensor(name, shape)
+        found = self._file_of(name).tensor(name, shape)
+        if found.dtype is not torch.uint8:
+            return found
+        block, scales = self._scales_of(name, shape)
+        scale = self._file_of(scales).tensor(scales, scale_shape(shape, block))
+        return torch.from_numpy(dequantised(found.numpy(), scale.numpy(), block))
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise what `tensor` would raise, without making the view."""
-        self._file_of(name).check(name, shape)
+        _, dtype = self._file_of(name).check(name, shape)
+        if dtype is torch.uint8:
+            block, scales = self._scales_of(name, shape)
+            self._file_of(scales).check(scales, scale_shape(shape, block))
+
+    def _scales_of(self, name: str, shape: tuple[int, ...]) -> tuple[Block, str]:
+        """The block of the scales of a weight in 8-bit floats, and their name."""
+        if self._block is None or len(shape) != len(self._block):
+            raise UsageError(
+                f"{self.directory}: tensor {name} of shape {list(shape)} has dtype {_FP8}, which is read for "
+                "matrices where config.json has a quantization_config with weight_block_size"
+            )
+        return self._block, scale_name(name)
 
 
 def write_safetensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> int:

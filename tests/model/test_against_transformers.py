@@ -8,6 +8,7 @@ import pytest
 import torch
 from hf_reference import LOGIT_TOLERANCE, Comparison, compare, selection_gap
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3MoeConfig
 
 from serving.model import PRESETS, load_model, make_checkpoint
 from serving.model.config import YarnConfig
@@ -60,6 +61,37 @@ def test_qwen(variant: str, tmp_path: Path) -> None:
     """Fails with a query head read from another group's KV head, or without the norm of queries or keys."""
     make_checkpoint(tmp_path, PRESETS["qwen3-moe-tiny"].model_copy(update=QWEN[variant]), seed=3)
     assert_equal(compare(tmp_path, num_sequences=3, length=256, seed=1))
+
+
+YARN_5 = {
+    "rope_type": "yarn", "rope_theta": 50000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+    "mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 16, "truncate": False,
+}  # fmt: skip
+LEFT_OUT = object()
+SAVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeepSeek, 16 bits": ("tiny", {"rope_parameters": YARN_5}),
+    "DeepSeek, no MoE layer": ("tiny", {"first_k_dense_replace": 3, "n_shared_experts": 3}),
+    "Qwen, 16 bits, head_dim left out": ("qwen3-moe-tiny", {"head_dim": LEFT_OUT, "norm_topk_prob": True}),
+}
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_what_transformers_saves(case: str, tmp_path: Path) -> None:
+    """Its own files, in shards of 60 kB: its names, spelling of rope and types."""
+    preset, changes = SAVED[case]
+    config = PRESETS[preset].to_hf() | {"rope_scaling": None} | changes
+    config = {key: value for key, value in config.items() if value is not LEFT_OUT}
+    of_type = {"tiny": DeepseekV3Config, "qwen3-moe-tiny": Qwen3MoeConfig}[preset]
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(of_type(**config, initializer_range=0.2))
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.02)
+    model.to(torch.bfloat16 if "16 bits" in case else torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert_equal(compare(tmp_path, num_sequences=2, length=200, seed=1))
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from serving.model import (
     make_checkpoint,
     preset_config,
 )
+from serving.model.config import DeepseekV3Config
 
 REQUEST = ReferenceRequest(prompt=(1, 2, 3, 4, 5), max_tokens=4)
 EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
@@ -200,6 +201,20 @@ def test_both_spellings_of_rope() -> None:
     newer["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 10000.0} | newer.pop("rope_scaling")
     del newer["rope_theta"]
     assert ModelConfig.from_dict(newer) == ModelConfig.from_dict(published)
+
+
+def test_what_a_configuration_leaves_out() -> None:
+    """Absent keys mean what they mean to `transformers`; Kimi-K2 is one by another name."""
+    published = preset_config("tiny").to_hf()
+    brief = {k: v for k, v in published.items() if k not in ("q_lora_rank", "routed_scaling_factor")}
+    read = ModelConfig.from_dict(brief)
+    assert isinstance(read, DeepseekV3Config)
+    assert (read.q_lora_rank, read.routed_scaling_factor) == (1536, 2.5)
+    direct = ModelConfig.from_dict(published | {"q_lora_rank": None})
+    assert isinstance(direct, DeepseekV3Config) and direct.q_lora_rank is None
+    assert ModelConfig.from_dict(published | {"model_type": "kimi_k2"}) == ModelConfig.from_dict(published)
+    with pytest.raises(UsageError, match="model_type 'deepseek_v32' is not supported"):
+        ModelConfig.from_dict(published | {"model_type": "deepseek_v32"})
 
 
 def test_unknown_preset(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut names of options off at 80 columns
 )
 
 
@@ -73,6 +74,14 @@ def _register(words: list[str]) -> None:
             importlib.import_module(name).register(app)
 
 
+def _whole_lines(group: Any) -> None:
+    """Let lists of commands show each one's first paragraph whole, over several lines."""
+    for command in group.commands.values():
+        command.short_help = command.short_help or " ".join((command.help or "").split("\n\n")[0].split())
+        if hasattr(command, "commands"):
+            _whole_lines(command)
+
+
 def _complain(text: str) -> int:
     print(f"superpod: error: {' '.join(text.split())}", file=sys.stderr)
     return USAGE_EXIT
@@ -84,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         _register(sys.argv[1:] if argv is None else argv)
         command: Any = typer.main.get_command(app)
         add_clock_options(command)
+        _whole_lines(command)
         with environment_kept():
             code = command(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -92,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
     except _ParserError as e:
         context = getattr(e, "ctx", None)
         where = f" (see {context.command_path} --help)" if context else ""
-        if not e.format_message():  # no arguments at all: the help has been shown
+        if type(e).__name__ == "NoArgsIsHelpError":
+            print(e.format_message(), file=sys.stderr)
             return USAGE_EXIT
         return _complain(e.format_message() + where)
     except typer.Abort:

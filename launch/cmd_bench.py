@@ -90,7 +90,7 @@ def bench_command(
     bw and rate of --path verbs keep --batch requests in flight all the time, as perftest does (formats
     perftest and json); --format osu posts --batch and waits for all, as OSU does, and so do the other paths.
 
-    Collectives and expert parallelism: superpod bench coll --help, superpod bench ep --help.
+    Collectives, expert parallelism, HTTP: superpod bench coll --help, bench ep --help, bench serve --help.
     """
     if kind not in KINDS:
         check_choice("bench", kind, (*KINDS, "coll", "ep", "serve"))

@@ -145,3 +145,17 @@ def test_where_a_result_cannot_go_is_refused_before_anything_runs(
         cmd_run.check_writable("--json", Path(path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "old.json"]
     assert Path("old.json").read_text() == "kept"
+
+
+@pytest.mark.parametrize("words", [[], ["replay"], ["serve"], ["bench"], ["bench", "ep"], ["trace"]])
+def test_help_shows_names_and_sentences_whole_at_80_columns(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails with typer's tables, which cut `--max-num-batched-tokens` to `--max-num-batc…`."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*words, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert not any(line.endswith(("…", "...")) for line in told.splitlines()[1:])
+    assert max(len(line) for line in told.splitlines()) <= 80
+    if words == ["replay"]:
+        assert "--max-num-batched-tokens" in told

@@ -25,6 +25,8 @@ the time in its place."""
 MEMBERS = ("leave", "join")
 """Kinds of who serves: with recovery in place."""
 _MS = 1_000_000_000
+_SETTLED_PS = 20 * _MS
+"""After so long a rank that wants to leave has left: two steps."""
 _KILLS_OF = 9, (0, 2, 4, 6)
 """Of so many plans in a row, those whose first fault is a kill."""
 _PERIOD = 36
@@ -84,14 +86,18 @@ def generate(
     drawn.sort(key=_turn)
     places = _Places(num_requests, in_flight, moments)
     faults: list[Fault] = []
-    after = -1
+    after, left_ps = -1, None
+    joins = any(kind == "join" for kind, _ in drawn)
     for number, (kind, state) in enumerate(drawn):
-        if kind == "join" and not any(fault.kind == "leave" for fault in faults):
-            moment = places.one(f"{seed}:{number}:before", states[seed % len(states)], after)
-            after = moment.ps
-            faults.append(_fault(f"{seed}:{number}:before", "leave", moment))
-            faults[-1] = faults[-1].model_copy(update={"duration_ps": None})
-        moment = places.one(f"{seed}:{number}", state, after)
+        if joins and left_ps is None and kind not in TIMED:
+            moment = places.early(states[seed % len(states)], after)
+            left_ps = moment.ps
+            faults.append(_fault(f"{seed}:before", "leave", moment).model_copy(update={"duration_ps": None}))
+        begin = left_ps + _SETTLED_PS if kind == "join" and left_ps is not None else after
+        if number == 0 and joins and kind in TIMED:
+            moment = places.early(state, after, kind)
+        else:
+            moment = places.one(f"{seed}:{number}", state, begin, kind)
         after = moment.ps if number == 0 else after
         faults.append(_fault(f"{seed}:{number}", kind, moment))
     if kills and seed % 18 == 0:
@@ -158,10 +164,23 @@ class _Places:
             state: [m for m in moments if m.state == state] for state in ALL_STATES
         }
 
-    def one(self, key: str, state: str, after: int) -> Moment:
+    def early(self, state: str, after: int, kind: str = "") -> Moment:
+        """The earliest moment of a state, after that time, with enough in flight."""
+        known = self._known(state, kind)
+        fits = [m for m in known if m.ps > after and m.in_flight >= self._in_flight]
+        return min(fits) if fits else self.one("", state, after, kind)
+
+    def _known(self, state: str, kind: str) -> Sequence[Moment]:
+        """Moments of a state; those of the control's own rank, which is the lowest, where its death is
+        wanted: it dies when it acts next."""
+        known = self._of[state]
+        lowest = [m for m in known if m.rank == 0] if kind == "control_death" else []
+        return lowest or known
+
+    def one(self, key: str, state: str, after: int, kind: str = "") -> Moment:
         """Draw a moment of a state; the first of a plan (`after` < 0) with enough in flight, any other later
         and at a first entry: after a death a request has fewer of them."""
-        known = self._of[state]
+        known = self._known(state, kind)
         if not known:
             low = min(self._in_flight, self._num_requests - 1)
             request = low + draw(f"{key}:request", max(1, self._num_requests - low))

@@ -13,9 +13,8 @@ from emulator.errors import UsageError
 
 _COMMANDS = ("run", "replay", "bench", "compare", "calibrate", "decode", "eplb", "chaos", "serve")
 _NO_WALL = {
-    "eplb": "it starts no ranks",
-    "bench serve": "it starts no ranks; what it prints as wall is the host's time",
-    "serve": "an open server is an external source, and only virtual time stands still for it",
+    "eplb": "it starts no ranks, so nothing of it can be slept",
+    "bench serve": "it starts no ranks; give superpod serve --clock wall, which has them",
 }
 _GIVEN = "superpod.clock"
 _HELP = {
@@ -52,7 +51,7 @@ def check_use(command: str, environ: Mapping[str, str], given: Collection[str]) 
     first = command.split(" ", 1)[0]
     if clock_of(environ).get("clock") == "wall":
         why = _NO_WALL.get(command) or _NO_WALL.get(first)
-        if why and (given or first == "serve"):
+        if why and given:
             raise UsageError(f"superpod {command} has no wall clock: {why}")
         return
     for key in given:

@@ -25,6 +25,7 @@ import typer
 
 from emulator.errors import SuperpodError, UsageError
 from launch import osproc, paths
+from launch.clock_report import duration_and_clock
 from launch.cmd_run import check_pod, check_writable, parse_set, write_out
 from launch.model_options import AcceptanceOption, MtpOption, QuantizationOption
 from launch.open_job import OpenOptions, open_plan
@@ -258,7 +259,7 @@ class _Serving:
             finally:
                 for number, handler in before.items():
                     signal.signal(number, handler)
-            return summary(self._pod.result())
+            return summary(self._pod.result()) | duration_and_clock(self._directory / "machine.json")
         finally:
             self._end()
 

@@ -223,6 +223,10 @@ class ServingEngine:
         self.lost: Callable[[], Sequence[int]] = tuple
         self.between_steps: Callable[[int], None] = lambda now_ps: None
         self.source: Source = NoSource()
+        self.hold_clock: Callable[[], None] = lambda: None
+        """Called on all ranks when the pod has nothing to do, and `start_clock` when something may have come:
+        under the wall clock no emulated time is slept between them."""
+        self.start_clock: Callable[[], None] = lambda: None
         self.outlet: Outlet = NoOutlet()
         self.stops: Callable[[Request], None] = lambda request: None
         self.count: Callable[[], None] = lambda: None
@@ -240,8 +244,12 @@ class ServingEngine:
         """Serve until no rank has work and no request is to come."""
         idle = False
         while True:
+            if idle:
+                self.hold_clock()
             self.source.announce(idle, self._clock.now_ps)
             loads, now_ps = self._exchange_status()
+            if idle:
+                self.start_clock()
             self._listen(now_ps)
             self._hand_out(loads, now_ps)
             idle = not loads.any() and self._dispatcher.next_arrival_ps is None

@@ -111,6 +111,7 @@ def serve_on(
     start_ps = device.now_ps
     record.time.add("other", start_ps)
     give_back()  # what start-up has touched; the first step is the largest
+    engine.hold_clock, engine.start_clock = device.engine.hold_clock, device.engine.start_clock
     if common.job.decode is None:
         device.engine.start_clock()  # setting up took the host a while
     else:

@@ -181,7 +181,10 @@ def test_clocks_that_make_no_sense_are_refused() -> None:
     wall = {"SUPERPOD_CLOCK": "wall"}
     with pytest.raises(UsageError, match="eplb has no wall clock: it starts no ranks"):
         check_use("eplb", wall, {"clock"})
+    with pytest.raises(UsageError, match="give superpod serve --clock wall"):
+        check_use("bench serve", wall, {"clock"})
     check_use("calibrate", wall, {"clock"})
+    check_use("serve", wall, {"clock"})
     check_use("eplb", wall, set())  # it starts no ranks: what the environment says is not of it
     with pytest.raises(UsageError, match="--dilation is of the wall clock: give --clock wall"):
         check_use("run", {"SUPERPOD_DILATION": "5"}, {"dilation"})

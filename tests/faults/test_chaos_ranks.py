@@ -1,6 +1,7 @@
 """Chaos on real ranks: a few seeds with kills, one of them inside a lock, two while the pod recovers."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,18 @@ def test_kinds_and_plans_that_cannot_be_are_refused(
         option = "--plan" if command == "chaos" else "--faults"
         assert main([command, "-n", "4", option, str(plan), "--recovery", "restart"]) == 2
         assert f"{plan}:2: leave needs --recovery in-place" in capsys.readouterr().err
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("states", [None, "abort,preemption,draft"])
+def test_a_sample_of_the_campaign_holds(tmp_path: Path, states: str | None) -> None:
+    """Other seeds: SUPERPOD_CHAOS_SEED=N."""
+    first = int(os.environ.get("SUPERPOD_CHAOS_SEED", "2000"))
+    out = tmp_path / "chaos.json"
+    words = ["chaos", "-n", "8", "--requests", "20", "--seeds", "12", "--first-seed", str(first)]
+    words += ["--states", states] if states else []
+    print("superpod", *words)
+    assert main([*words, "--json", str(out), "--no-shrink"]) == 0
+    summary = json.loads(out.read_text())["summary"]
+    assert summary["violations"] == 0 and summary["exact_share"] >= 0.95
+    assert summary["plans_with_8_in_flight"] == 1.0

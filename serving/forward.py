@@ -206,6 +206,17 @@ class Forward:
         """Price of local shared experts over priced rows."""
         return self._charges.priced.shared_ps(rows) if not self._placement.shared_placed else 0
 
+    def router_ps(self, rows: int) -> int:
+        """Price of routing these priced rows of my batch."""
+        return self._charges.priced.router_ps(rows)
+
+    def layer_begins(self, rows: int, repeat: int) -> None:
+        """A layer over so many priced rows begins, which stands for `repeat` priced ones: ranks that compute
+        it together are told."""
+
+    def agree(self, kept: Sequence[tuple[Segment, torch.Tensor]]) -> None:
+        """Drafts are verified: these rows of each segment stay. Ranks that compute together are told."""
+
     def charge(self, bucket: str, ps: int) -> None:
         """Let my clock run on, for a part of a step that is computed elsewhere."""
         self._compute(bucket, ps)

@@ -29,8 +29,8 @@ def quantization_facts(
     records = {"dispatch": RowFormat(hidden, slots, True), "combine": RowFormat(hidden, slots)}
     return {
         "mode": config.quantization,
-        "kv_bytes_per_token": _FLOAT * config.num_hidden_layers * config.kv_width,
-        "kv_bytes_per_token_float32": _FLOAT * config.num_hidden_layers * plain.kv_width,
+        "kv_bytes_per_token": _FLOAT * config.kv_layers * config.kv_width,
+        "kv_bytes_per_token_float32": _FLOAT * config.kv_layers * plain.kv_width,
         "row_bytes": {name: record.record_bytes - HEADER_BYTES for name, record in records.items()},
         "header_bytes": HEADER_BYTES,
         "logit_error": None if answers is None else _pooled([a["logit_error"] for a in answers]),

@@ -272,6 +272,8 @@ def build(
         drafter = drafter_of(job, directory, config.vocab_size)
         speculation = Speculation(forward, model, kv, scheduler, drafter, record.speculation)
         engine.speculation = speculation
+        if isinstance(forward, TensorForward):
+            forward.speculation = speculation
     engine.count = partial(_count_cache, record, scheduler, forward, kv)
     _connect(job, engine, directory, device.rank)
     aborts = PlannedAborts(specs)

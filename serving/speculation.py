@@ -124,10 +124,8 @@ class Speculation:
         for segment, hidden in zip(segments, rows, strict=True):
             if segment.request.spec.request_id not in left_out:
                 kept.append((segment, hidden[: self._settled(segment)]))
-        if kept:
-            self._draft(kept)
-        else:
-            self._forward.idle_drafts()
+        self._forward.agree(kept)
+        self.draft(kept)
 
     def keep(self) -> None:
         """The step has ended, and its outputs are given."""
@@ -158,7 +156,11 @@ class Speculation:
             self._step.rejected += wrong
         return new
 
-    def _draft(self, kept: Sequence[tuple[Segment, torch.Tensor]]) -> None:
+    def draft(self, kept: Sequence[tuple[Segment, torch.Tensor]]) -> None:
+        """The draft layers over the rows that stay of each segment, on all ranks."""
+        if not kept:
+            self._forward.idle_drafts()
+            return
         news = list(torch.split(self._model.normed(torch.cat([rows for _, rows in kept])), _lengths(kept)))
         starts = [segment.start for segment, _ in kept]
         known = [segment.request.all_tokens().tolist() for segment, _ in kept]
@@ -203,6 +205,7 @@ class Speculation:
         charge = self._price(segments, batch)
         plan = LayerPlan(self._model.config.num_hidden_layers + depth - 1, True, 1)
         projection = self._forward.priced.mtp_projection_ps(charge.rows)
+        self._forward.layer_begins(charge.rows, 1)
         self._forward.charge("other", projection)
         self._forward.charge("attention", charge.attention_ps)
 
@@ -221,7 +224,8 @@ class Speculation:
         attention_ps = sum(priced.layer_kernels(decode, prefill, queries).values())
         shared_ps = self._forward.shared_ps(rows)
         head_ps = priced.head_ps(len(segments))
-        return StepCharge(rows, attention_ps + priced.router_ps(rows), attention_ps, 0, shared_ps, head_ps)
+        routed_ps = attention_ps + self._forward.router_ps(rows)
+        return StepCharge(rows, routed_ps, attention_ps, 0, shared_ps, head_ps)
 
     def as_dict(self) -> dict[str, Any]:
         """What this rank counted."""

@@ -137,7 +137,7 @@ class Layer:
         proofs: Proofs,
         part: Part = WHOLE,
     ) -> None:
-        self._part = part
+        self.part = part
         self.index = index
         self.is_moe = config.is_moe(index)
         self.has_shared = False
@@ -173,12 +173,12 @@ class Layer:
 
     def _mlp(self, what: str, prefix: str, width: int) -> Callable[[torch.Tensor], Rows]:
         """An MLP that every rank's tokens need."""
-        if self._part.size == 1:
+        if self.part.size == 1:
             return gated_mlp(self._config, self._files, prefix, width, self._proofs)
-        return SplitMlp(what, self._config, self._files, prefix, width, self._proofs, self._part)
+        return SplitMlp(what, self._config, self._files, prefix, width, self._proofs, self.part)
 
     def _whole_shared(self, prefix: str, width: int) -> Callable[[torch.Tensor], Rows]:
-        if self._part.size == 1:
+        if self.part.size == 1:
             return self._shared
         return gated_mlp(self._config, self._files, prefix, width, self._proofs)
 

@@ -44,9 +44,20 @@ class MtpLayer:
         joined = files.tensor(f"{prefix}.eh_proj.weight", hidden, 2 * hidden)
         self._project = product_of(joined, config.quantization == "int8")
         self._norm = RMSNorm(files.tensor(f"{prefix}.shared_head.norm.weight", hidden), eps)
-        self._head = files.tensor(f"{prefix}.shared_head.head.weight", *shape).t()
+        self._part, words = layer.part, layer.part.share(config.vocab_size)
+        whole = files.tensor(f"{prefix}.shared_head.head.weight", *shape)
+        self._head = whole[words].t()
         self._join = RowFunction("mtp.join", self._join_rows, proofs)
-        self._logits = RowFunction("mtp.logits", lambda x: (torch.mm(self._norm(x), self._head),), proofs)
+
+        def some(x: torch.Tensor) -> Rows:
+            return (torch.mm(self._norm(x), whole.t())[:, words].contiguous(),)
+
+        self._logits = RowFunction(
+            self._part.named("mtp.logits"),
+            lambda x: (torch.mm(self._norm(x), self._head),),
+            proofs,
+            None if self._part.size == 1 else some,
+        )
 
     def join(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """What enters the layer: token ids int64 [n], rows of the layer before float32 [n, hidden]."""
@@ -54,7 +65,8 @@ class MtpLayer:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [n, hidden] to [n, vocabulary]."""
-        return self._logits(x)[0]
+        logits = self._logits(x)[0]
+        return logits if self._part.size == 1 else self._part.whole("logits", logits)
 
     def _join_rows(self, embedded: torch.Tensor, hidden: torch.Tensor) -> Rows:
         return (self._project(torch.cat((self._token_norm(embedded), self._hidden_norm(hidden)), -1)),)

@@ -27,8 +27,6 @@ def check_tensor(job: ReplayJob, config: ModelConfig) -> None:
         )
     check_parts(config, size)
     unsupported = {
-        "--mtp": job.mtp > 0,
-        "--eplb": job.eplb is not None,
         "--recovery in-place": job.recovery is not None,
         "--schedule-from": bool(job.schedule),
         "superpod decode": job.decode is not None,

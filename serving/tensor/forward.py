@@ -22,6 +22,7 @@ from serving.forward import Forward, RowsOf, _Batch, _priced_rows
 from serving.kv.cache import Transfer
 from serving.model.layers import Layer
 from serving.scheduler import Segment
+from serving.speculation import Speculation
 from serving.tensor.group import TensorGroup
 from serving.tensor.orders import Mirror, Orders, Teller
 
@@ -43,6 +44,8 @@ class TensorForward(Forward):
         self._teller, self._mirror = Teller(), Mirror()
         self._released: list[int] = []
         self._moves: tuple[Sequence[Transfer], Sequence[int]] = ((), ())
+        self.speculation: Speculation | None = None
+        """Who drafts, where there are draft layers."""
 
     # ---- the leader -------------------------------------------------------------------------------
 
@@ -59,6 +62,12 @@ class TensorForward(Forward):
         """See `Forward.release`: the others hear of it before the next step."""
         self._released.append(request_id)
         super().release(request_id)
+
+    def agree(self, kept: Sequence[tuple[Segment, torch.Tensor]]) -> None:
+        """See `Forward.agree`."""
+        if self._group.leads:
+            stay = [len(rows) for _, rows in kept]
+            self._group.tell(self._teller.settle([segment for segment, _ in kept], stay))
 
     def _order(self, segments: Sequence[Segment]) -> None:
         tables = [self._kv.lent(segment.request.spec.request_id) for segment in segments]
@@ -77,16 +86,30 @@ class TensorForward(Forward):
             super().idle()
             return
         segments = self._obey()
-        if segments:
-            self._computed(segments)
-        else:
+        if not segments:
             super().idle()
+            return
+        self._computed(segments)
+        if self.speculation is not None:
+            self._draft(self.speculation, segments)
+
+    def _draft(self, speculation: Speculation, segments: Sequence[Segment]) -> None:
+        """Drop the rows the leader has rejected, and compute the draft layers over the others."""
+        stay = self._mirror.settle(segments, self._group.hear())
+        rows = torch.split(self.last_rows, [segment.count for segment in segments])
+        for segment, count in zip(segments, stay, strict=True):
+            if count < segment.count:
+                self._kv.truncate(segment.request.spec.request_id, segment.start + count)
+        speculation.draft([(s, hidden[:n]) for s, hidden, n in zip(segments, rows, stay, strict=True)])
+        speculation.keep()
 
     def _obey(self) -> Sequence[Segment]:
         orders = self._mirror.read(self._group.hear())
         for request_id in orders.released:
             super().release(request_id)
             self._kv.lend(request_id, ())
+            if self.speculation is not None:
+                self.speculation.forget(request_id)
         for segment, table in zip(orders.segments, orders.tables, strict=True):
             self._kv.lend(segment.request.spec.request_id, table)
         super().move(orders.transfers, orders.found)
@@ -108,7 +131,7 @@ class TensorForward(Forward):
         batch = _Batch(segments, self._model, self._kv)
         x = self._model.embed(batch.tokens)
         for plan in self._plans:
-            self._begin(charge, plan.repeat)
+            self.layer_begins(charge.rows, plan.repeat)
             layer = self._model.layer(plan.index)
             self._compute("attention", plan.repeat * charge.layer_attention_ps(plan.is_moe))
             x = layer.attention(x, batch.plan)
@@ -117,14 +140,19 @@ class TensorForward(Forward):
             else:
                 self._compute("other", plan.repeat * charge.dense_ps)
                 x = x + layer.dense(layer.norm(x))
-        self._begin(charge, 1)
+        self.layer_begins(charge.rows, 1)
         self._compute("other", charge.head_ps)
         if self._model.mtp:
             self.last_rows = x
         return self._model.logits(x.index_select(0, batch.sampled_rows))
 
-    def _begin(self, charge: StepCharge, repeat: int) -> None:
-        self._group.rows, self._group.repeat = charge.rows, repeat
+    def layer_begins(self, rows: int, repeat: int) -> None:
+        """See `Forward.layer_begins`."""
+        self._group.rows, self._group.repeat = rows, repeat
+
+    def router_ps(self, rows: int) -> int:
+        """See `Forward.router_ps`: of my share of them."""
+        return super().router_ps(-(-rows // self._group.size))
 
     def _moe(
         self, layer: Layer, plan: LayerPlan, x: torch.Tensor, batch: RowsOf, charge: StepCharge
@@ -149,3 +177,5 @@ class TensorForward(Forward):
         if self._placement.shared_placed:
             return x + routed
         return x + layer.joined(routed, h)
+
+    moe = _moe

@@ -65,6 +65,16 @@ class Teller:
             self._segment(words, segment, table)
         return np.array(words, np.int32)
 
+    def settle(self, segments: Sequence[Segment], stay: Sequence[int]) -> Words:
+        """After a step with drafts: how many rows of each segment stay, and the outputs they gave."""
+        words: list[int] = []
+        for segment, rows in zip(segments, stay, strict=True):
+            request = segment.request
+            words.append(rows)
+            _write(words, request.outputs[self._known[request.spec.request_id] :])
+            self._known[request.spec.request_id] = len(request.outputs)
+        return np.array(words, np.int32)
+
     def _segment(self, words: list[int], segment: Segment, table: Sequence[int]) -> None:
         request, spec = segment.request, segment.request.spec
         known = self._known.get(spec.request_id)
@@ -105,6 +115,14 @@ class Mirror:
         return Orders(
             released, [segment for segment, _ in read], [table for _, table in read], transfers, found
         )
+
+    def settle(self, segments: Sequence[Segment], words: Words) -> list[int]:
+        """Rows that stay of each of the step's segments; their requests have the outputs."""
+        reader, stay = _Reader(words.tolist()), []
+        for segment in segments:
+            stay.append(reader.one())
+            segment.request.outputs += reader.many()
+        return stay
 
     def _segment(self, reader: _Reader) -> tuple[Segment, list[int]]:
         request_id, start, count, priced_start, priced_count, samples, decode, replayed, answered, is_new = (

@@ -118,7 +118,6 @@ def test_prices_of_a_share() -> None:
             "num_attention_heads=4 does not split into 8 parts; the nearest is 4",
         ),
         ({"num_ranks": 4, "tp_size": 2, "schedule": "x"}, "--tp-size 2 does not go with --schedule-from"),
-        ({"num_ranks": 4, "tp_size": 2, "mtp": 1}, "--tp-size 2 does not go with --mtp"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(changes: dict[str, int], said: str) -> None:

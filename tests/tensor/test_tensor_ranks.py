@@ -10,6 +10,8 @@ import pytest
 from replays import Model, lines, make_model, serve
 
 from serving.job import ReplayJob, read_requests
+from serving.model.checkpoint import make_checkpoint
+from serving.model.config import PRESETS
 from serving.model.model import load_model
 from serving.model.reference import ReferenceRequest, generate
 
@@ -18,7 +20,10 @@ pytestmark = [pytest.mark.multirank, pytest.mark.timeout(200)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return make_model(tmp_path_factory.mktemp("model"))
+    folder = tmp_path_factory.mktemp("model")
+    made, drafting = make_model(folder), PRESETS["tiny"].model_copy(update={"num_nextn_predict_layers": 2})
+    make_checkpoint(folder / "drafting", drafting, seed=5)
+    return Model(str(folder / "drafting"), made.priced_as)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +53,25 @@ def wanted(folder: Path, model: Model) -> tuple[str, str]:
 
 
 SCARCE = ("--enable-prefix-caching", "--num-gpu-blocks-override", "26", "--dram-blocks", "90")
+MOVING = (
+    "--eplb",
+    "xdeepserve",
+    "--eplb-step-interval",
+    "4",
+    "--redundant-experts",
+    "4",
+    "--set",
+    "vpc.storage_gb_per_s=100",
+)
 WAYS = {
-    "dp 2, tp 2, scarce blocks": (4, ("--dp-size", "2", "--tp-size", "2", *SCARCE)),
+    "dp 2, tp 2, scarce blocks, drafts": (4, ("--dp-size", "2", "--tp-size", "2", "--mtp", "1", *SCARCE)),
 }
 WIDER = {
     "tp 2": (2, ("--tp-size", "2")),
     "tp 4": (4, ("--tp-size", "4", "--max-num-seqs", "2")),
     "dp 2, tp 2, the shared expert placed": (4, ("--tp-size", "2", "--shared-experts", "placed")),
     "dp 2, tp 2, INT8": (4, ("--tp-size", "2", "--quantization", "int8", "--load-balancing", "decode-kv")),
+    "dp 2, tp 2, experts move": (4, ("--tp-size", "2", "--mtp", "2", *MOVING)),
     "dp 4, tp 2": (8, ("--tp-size", "2", "--redundant-experts", "8", *SCARCE)),
 }
 
@@ -70,6 +86,10 @@ def test_a_group_answers_as_one_process(way: str, tmp_path: Path, trace: Path, m
     assert result["virtual_time"]["tensor"]["mean_s"] > 0
     assert result["work"]["group_bytes_sent"] > 0
     assert result["configuration"]["groups"]["dp_size"] * 2 in (num_ranks, num_ranks // 2)
+    if "move" in way:
+        assert result["eplb"]["moves"] > 0
+    if "drafts" in way:
+        assert result["speculation"]["steps"] > 0 and result["speculation"]["rejected"] > 0
     if "scarce" in way:
         assert result["cache"]["preemptions"] > 0 and result["cache"]["hit"] > 0
         assert result["cache"]["kv_load_bytes"] > 0

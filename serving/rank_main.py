@@ -99,8 +99,8 @@ def serve_on(
     progress.update(device.rank, 0, 0)
     try:
         engine, record, kv, run = build(common, specs, device, progress, directory)
-    except (RankLostError, DeadlockError):
-        if not device.board.dead.any():
+    except (RankLostError, DeadlockError) as error:
+        if not _is_lost(device, error):
             raise
         append_result(directory, _never_served(device))
         return
@@ -119,12 +119,17 @@ def serve_on(
     try:
         run()
     except (RankLostError, DeadlockError) as error:
-        if not device.board.dead.any():
+        if not _is_lost(device, error):
             raise
         engine.give_up(f"lost with another rank: {error}")
     kv.check_integrity()
     engine.count()
     append_result(directory, record.as_dict(device.rank, device.now_ps))
+
+
+def _is_lost(device: emulator.Device, error: RankLostError | DeadlockError) -> bool:
+    """Whether others are dead; the engine may know of it before the board does."""
+    return isinstance(error, RankLostError) or bool(device.board.dead.any())
 
 
 def prefill_price(job: ReplayJob, priced: PricedModel, placement: Placement) -> PrefillPrice | None:

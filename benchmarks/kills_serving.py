@@ -28,16 +28,21 @@ def alive(pid: int) -> bool:
         return False
 
 
+def served(tmp: Path) -> list[Path]:
+    """Directories of rounds whose ranks have noted their processes; others may come and go meanwhile."""
+    return [Path(place) for place, _, files in os.walk(tmp) if FILE in files]
+
+
 def kill_some(
     tmp: Path, ranks: int, kills: int, draw: random.Random, span_s: float, run: subprocess.Popen
 ) -> int:
     """Wait until all serve, then kill; how many were still running when it was their turn."""
     wait_for(
-        lambda: any(len(read_pids(p.parent)) == ranks for p in tmp.rglob(FILE)) or run.poll(),
+        lambda: any(len(read_pids(place)) == ranks for place in served(tmp)) or run.poll(),
         180,
         "the start",
     )
-    place = next((p.parent for p in tmp.rglob(FILE)), None)
+    place = next(iter(served(tmp)), None)
     done = 0
     for rank in draw.sample(range(ranks), kills) if place is not None else ():
         time.sleep(draw.random() * 2 * span_s / kills)

@@ -31,6 +31,8 @@ GAP_PS = 2_000_000_000
 TOKEN_SCALE = 64
 _BLOCKS = 8
 """Blocks of KV of a rank where some are to be given up: the prompts of two requests, and no output."""
+_CROWDED = 5
+"""Where KV is to be given up, requests come so many times as fast: two and more on a rank."""
 _ABORTED = 4
 """Of so many requests one is aborted, at a time drawn from its number."""
 _ABORT_WITHIN_PS = 40_000_000_000
@@ -101,7 +103,8 @@ def prepare(
         lost_experts=after.lost_experts,
         **_parts(states, num_ranks),
     )
-    trace = [TraceRequest(i * GAP_PS, PROMPT, OUTPUT, (i,)) for i in range(num_requests)]
+    gap_ps = GAP_PS // _CROWDED if "preemption" in states else GAP_PS
+    trace = [TraceRequest(i * gap_ps, PROMPT, OUTPUT, (i,)) for i in range(num_requests)]
     replay = plan_replay(job, config, trace, 1.0, None)
     if "abort" in states:
         replay = replace(replay, specs=[_maybe_aborted(spec) for spec in replay.specs])

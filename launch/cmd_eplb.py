@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from serving.model import Model
 
 _WIDTH = 120
+_LEAST_TOKENS, _MOST_TOKENS = 1 << 14, 1 << 17
+"""Fewer tokens than a step routes would make experts look more uneven than they are in that step."""
 
 
 def register(app: typer.Typer) -> None:
@@ -41,11 +43,18 @@ def eplb_command(
     ranks: Annotated[int, typer.Option("-n", "--np", help="Dies.")] = 288,
     redundant_experts: Annotated[int, typer.Option(help="Replicas beyond one of each expert.")] = 288,
     policy: Annotated[str, typer.Option(help="xdeepserve or deepseek.")] = "xdeepserve",
-    batch: Annotated[str, typer.Option(help="Sequences a die decodes: numbers with commas.")] = "60,96,192",
+    batch: Annotated[
+        str, typer.Option(help="Sequences a die decodes: numbers with commas.")
+    ] = "60,96,128,192",
     context: Annotated[int, typer.Option(min=1, help="Tokens each sequence attends to.")] = 3000,
     tokens: Annotated[
-        int, typer.Option(min=256, max=1 << 22, help="Tokens routed and counted, and others to judge by.")
-    ] = 16384,
+        int | None,
+        typer.Option(
+            min=256,
+            max=1 << 22,
+            help="Tokens routed and counted, and others to judge by (else those of the largest step).",
+        ),
+    ] = None,
     slices: Annotated[int, typer.Option(min=1, help="Slices of time in which rows are counted.")] = 4,
     priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
@@ -71,6 +80,9 @@ def eplb_command(
     priced = PricedModel.load(priced_as, profile, own)
     topology = Topology.from_profile(profile, ranks)
     nodes = len({topology.node_of(rank) for rank in range(ranks)})
+    sizes = _batches(batch)
+    if tokens is None:
+        tokens = min(max(_LEAST_TOKENS, ranks * max(sizes)), _MOST_TOKENS)
     with _opened(model, 18.0 if expert_skew is None else expert_skew, seed) as router:
         groups, top_k = router.config.n_group, router.config.num_experts_per_tok
         cases = [

@@ -62,6 +62,7 @@ def balance(counts: Table, setting: EplbSetting) -> Table:
         UsageError: replicas that do not fit, or do not divide as the policy needs.
     """
     if setting.policy == "deepseek":
+        _check_shared(len(counts), setting)
         slots = rebalance(
             counts.sum(axis=1).astype(np.float64),
             len(counts) + setting.redundant,
@@ -73,6 +74,18 @@ def balance(counts: Table, setting: EplbSetting) -> Table:
     chosen = choose_replicas(counts, setting.redundant, setting.ranks)
     home = _with_room(native(setting, len(counts)), setting.redundant)
     return place_replicas(home, chosen, counts.sum(axis=1).astype(np.float64))
+
+
+def _check_shared(experts: int, setting: EplbSetting) -> None:
+    """DeepSeek's algorithm fills every slot of equally many on each die."""
+    left = (experts + setting.redundant) % setting.ranks
+    if left:
+        fewer, more = setting.redundant - left, setting.redundant - left + setting.ranks
+        nearest = fewer if fewer >= 0 and left <= setting.ranks // 2 else more
+        raise UsageError(
+            f"--redundant-experts {setting.redundant}: --policy deepseek shares {experts} experts and the "
+            f"redundant ones equally among {setting.ranks} dies; nearest: {nearest}"
+        )
 
 
 def _with_room(home: Table, redundant: int) -> Table:

@@ -30,7 +30,8 @@ def figures(
     """Count on seeded prompts, balance, and judge on other seeded prompts.
 
     Returns:
-        {"skew": {...}, "rows": one entry for every setting and layer}: times in ms.
+        {"tokens": counted and judged by, "hottest_expert", "share_above_mean": by layer, "rows": one entry
+        for every setting and layer}: times in ms.
     """
     counted = count_rows(model, tokens, slices, seed)
     served = count_rows(model, tokens, 1, seed + 1)
@@ -48,6 +49,7 @@ def figures(
     hottest = {layer: float(c.max() / c.mean()) for layer, c in served.items()}
     above = {layer: float((c > c.mean()).mean()) for layer, c in served.items()}
     return {
+        "tokens": tokens,
         "hottest_expert": hottest,
         "share_above_mean": above,
         "rows": rows,

@@ -82,6 +82,7 @@ def test_the_command_compares_native_balanced_and_ideal(tmp_path: Path) -> None:
         (["--batch", "a,b"], "--batch a,b: numbers with commas"),
         (["--batch", "0"], "--batch 0: at least 1 each"),
         (["--expert-skew", "3"], "leave one out"),
+        (["--policy", "deepseek", "-n", "6", "--redundant-experts", "5"], "among 6 dies; nearest: 2"),
     ],
 )
 def test_bad_options_are_refused(

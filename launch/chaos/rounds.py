@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from serving.restart import Ending, Round, endings_of, next_round, round_answers
 
 PS_PER_S = 1_000_000_000_000
 MAX_ROUNDS = 8
+_MOST_LIMITS = 10
 
 
 @dataclass
@@ -101,7 +102,8 @@ def serve(
     Args:
         replay: what to serve; its ranks' results go to a directory a round under `directory`.
         times_ps: virtual times "detect" and "world" a restart takes.
-        limit_s: host seconds a round may take before it counts as hanging; None: as long as it wants.
+        limit_s: host seconds in which a round has to come on, or it counts as hanging; None: as long as it
+            wants.
 
     Raises:
         UsageError: the plan does not fit the machine.
@@ -174,9 +176,7 @@ def run_ranks(
             preexec_fn=lambda: osproc.die_with_parent(me),
         )
         try:
-            code: int | None = started.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = wait_for_end(lambda: started.wait(limit_s), lambda: _progress(directory))
         finally:
             if started.poll() is None:  # it hangs, or we are ended
                 os.killpg(started.pid, signal.SIGKILL)
@@ -184,6 +184,31 @@ def run_ranks(
         said.seek(0)
         text = said.read().decode(errors="replace")
     return code, text, leftovers(started.pid, before)
+
+
+def wait_for_end(wait: Callable[[], int], progress: Callable[[], bytes]) -> int | None:
+    """Wait for a round's end; its exit code, or None if it hangs.
+
+    A busy host is no hang: it is one where nothing has changed in a whole limit, or after `_MOST_LIMITS`.
+
+    Args:
+        wait: for one limit; raises TimeoutExpired.
+        progress: what the ranks have said of how far they are.
+    """
+    before = b""
+    for _ in range(_MOST_LIMITS):
+        try:
+            return wait()
+        except subprocess.TimeoutExpired:
+            if (now := progress()) == before:
+                return None
+            before = now
+    return None
+
+
+def _progress(directory: Path) -> bytes:
+    file = directory / "progress.bin"
+    return file.read_bytes() if file.exists() else b""
 
 
 def _jobs(mpirun_pid: int | str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from subprocess import TimeoutExpired
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from emulator.faults.kinds import SERVING_STATES
 from emulator.topology import Topology
 from launch.chaos.history import check
 from launch.chaos.report import coverage, record, summary
-from launch.chaos.rounds import Life, Served
+from launch.chaos.rounds import Life, Served, wait_for_end
 from launch.chaos.shrink import shrink
 from launch.cmd_chaos import parse_states
 from serving.request import RequestSpec
@@ -131,6 +132,18 @@ def test_a_degraded_answer_is_never_exact() -> None:
     touched = {1: {"experts": [3], "from_output": 0}}
     entry = record(_good(), [_spec(i) for i in range(3)], _ANSWERS, [], 1, touched=touched)
     assert (entry["exact"], entry["degraded"][1]["as_reference_under_mask"]) == (2, True)
+
+
+def test_only_a_round_that_does_not_come_on_hangs() -> None:
+    """Found by it: a busy host taken for a hang; a hang that is never noticed."""
+    said = iter([b"0", b"1", b"2", b"2"])
+    waits = iter([TimeoutExpired("", 1)] * 9)
+
+    def wait() -> int:
+        raise next(waits)
+
+    assert wait_for_end(wait, lambda: next(said)) is None and next(said, None) is None
+    assert wait_for_end(lambda: 3, lambda: b"") == 3
 
 
 def _moments() -> list[Moment]:

@@ -29,6 +29,7 @@ from emulator.errors import UsageError
 from launch import limits, mpirun, osproc, paths, tracefile, warm
 from launch.jobtable import JobStatus
 from launch.memory import PssSampler
+from launch.notices import StderrRelay
 from launch.progress import StartProgress
 
 _TICK_S = 0.1
@@ -108,6 +109,7 @@ class _Job:
         self._text = b""
         self.server: subprocess.Popen[bytes] | warm.BorrowedServer | None = None
         self.mpirun: subprocess.Popen[bytes] | None = None
+        self.relay: StderrRelay | None = None
 
     def start_server(self, held: _SignalsHeld, environment: Mapping[str, str]) -> None:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -146,9 +148,12 @@ class _Job:
 
         # Rank 0 gets our standard input by way of the fork server: this mpirun never tells the end of a file
         # (openpmix pull request 4024) and may repeat parts of a long one (prrte issue 2579).
+        relay = StderrRelay()
         self.mpirun = subprocess.Popen(
-            command, env=dict(environment), preexec_fn=in_child, stdin=subprocess.DEVNULL
+            command, env=dict(environment), preexec_fn=in_child, stdin=subprocess.DEVNULL, stderr=relay.fd
         )
+        relay.start()
+        self.relay = relay
 
     def watch(self) -> int:
         """Wait for mpirun to end; pass signals on to it. Return its exit status as a shell would say it."""
@@ -189,6 +194,8 @@ class _Job:
         if self.mpirun is not None and self.mpirun.poll() is None:
             self.mpirun.kill()
             self.mpirun.wait()
+        if self.relay is not None:
+            self.relay.finish(_CLEAN_UP_S)
         if self.server is not None:
             self._end_server(self.server)
         self.directory.remove()

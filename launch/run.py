@@ -34,6 +34,7 @@ from launch.progress import StartProgress
 
 _TICK_S = 0.1
 _CLEAN_UP_S = 30.0
+_STDERR_S = 5.0
 _FROM_KERNEL = (
     0x80  # si_code of a signal from the terminal: mpirun, in the same process group, has had it too
 )
@@ -195,7 +196,7 @@ class _Job:
             self.mpirun.kill()
             self.mpirun.wait()
         if self.relay is not None:
-            self.relay.finish(_CLEAN_UP_S)
+            self.relay.finish(_STDERR_S)
         if self.server is not None:
             self._end_server(self.server)
         self.directory.remove()

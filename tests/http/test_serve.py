@@ -35,6 +35,9 @@ pytestmark = pytest.mark.multirank
 
 VOCABULARY = 320
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)
+PENALTIES: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
+BESIDE: dict[str, Any] = {"repetition_penalty": 1.3, "top_k": 40, "min_p": 0.01}
+PENALISED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, **PENALTIES, **BESIDE)
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,9 @@ async def everything(made: Made, server: Server) -> dict[int, Any]:
         client = openai.AsyncOpenAI(
             api_key="k3y", base_url=f"{server.url}/v1", http_client=http, max_retries=0
         )
-        answers = await asyncio.gather(*(ask(made, client, i) for i in range(6)))
+        answers = list(await asyncio.gather(*(ask(made, client, i) for i in range(7))))
         await stops(made, client)
-        await chat(made, client)
+        answers += await chat(made, client)
         await leave(client)
         await refused(client, http, server)
         state = {"in_flight": 1}
@@ -128,13 +131,16 @@ async def everything(made: Made, server: Server) -> dict[int, Any]:
 async def ask(made: Made, client: openai.AsyncOpenAI, i: int) -> tuple[int, Any]:
     """Tokens are the reference's, greedy or seeded, whole or with others beside."""
     prompt = made.tokenizer.encode(f"the thing number {i} and the")
-    greedy = i % 2 == 0
+    greedy, penalised = i % 2 == 0, i == 5
+    given = PENALTIES if penalised else {}
+    beside = {"return_token_ids": True, "ignore_eos": True, **(BESIDE if penalised else {})}
     answer = await client.completions.create(
         model="tiny", prompt=prompt, max_tokens=12, seed=i, temperature=0 if greedy else 0.9,
-        top_p=1 if greedy else 0.95, extra_body={"return_token_ids": True, "ignore_eos": True},
+        top_p=1 if greedy else 0.95, extra_body=beside, **given,
     )  # fmt: skip
     choice: Any = answer.choices[0]
-    assert choice.token_ids == reference(made, prompt, GREEDY if greedy else SEEDED, 12, seed=i)
+    params = GREEDY if greedy else PENALISED if penalised else SEEDED
+    assert choice.token_ids == reference(made, prompt, params, 12, seed=i)
     assert choice.text == made.tokenizer.decode(choice.token_ids, True)
     usage: Any = answer.usage
     times = usage.superpod["token_times_ps"][0]
@@ -168,14 +174,21 @@ async def stops(made: Made, client: openai.AsyncOpenAI) -> None:
     assert choice.text == text[: text.index(stop)]
 
 
-async def chat(made: Made, client: openai.AsyncOpenAI) -> None:
-    """A stream, n answers, log-probabilities, usage."""
+async def chat(made: Made, client: openai.AsyncOpenAI) -> list[tuple[int, Any]]:
+    """A stream, n answers, log-probabilities, usage; its tokens and times by the number of each answer."""
     stream = await client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=8, n=2, seed=3, stream=True,
         logprobs=True, top_logprobs=2, stream_options={"include_usage": True},
+        extra_body={"return_token_ids": True},
     )  # fmt: skip
     texts, count = ["", ""], 0
+    told: list[tuple[list[int], list[int]]] = [([], []), ([], [])]
     async for chunk in stream:
+        each: Any
+        for each in chunk.choices:
+            if (ids := getattr(each, "token_ids", None)) is not None:
+                told[each.index][0].extend(ids)
+                told[each.index][1].extend(chunk.superpod["token_times_ps"])  # type: ignore[attr-defined]
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             count += len(choice.logprobs.content or []) if choice.logprobs else 0
@@ -185,6 +198,9 @@ async def chat(made: Made, client: openai.AsyncOpenAI) -> None:
     for choice_number, text in enumerate(texts):
         tokens = reference(made, prompt, SamplingParams(temperature=1.0), 8, 3, choice_number)
         assert made.tokenizer.decode(tokens).startswith(text)
+        assert told[choice_number][0] == tokens[: len(told[choice_number][0])]
+    first = int(chunk.id.rpartition("-")[2])
+    return [(first + choice_number, told[choice_number]) for choice_number in range(2)]
 
 
 async def leave(client: openai.AsyncOpenAI) -> None:
@@ -234,8 +250,12 @@ def test_serve_record_and_replay(
     out = tmp_path / "replay.json"
     replay = ["replay", "-n", "2", "--model", made.model, "--trace", str(server.record), "--json", str(out)]
     assert main(replay) == 0, capsys.readouterr().err
-    again = {r["id"]: (r["tokens"], r["times_ps"]) for r in json.loads(out.read_text())["requests"]}
-    assert {i: again[i] for i in answers} == answers
+    requests = json.loads(out.read_text())["requests"]
+    again = {r["id"]: (r["tokens"], r["times_ps"]) for r in requests}
+    assert {i: again[i] for i in answers} == answers and len(answers) == 9
+    assert {"abort", "length", "stop"} <= {r["finish"] for r in requests}
+    assert main([*replay[:-1], str(tmp_path / "again.json")]) == 0
+    assert json.loads((tmp_path / "again.json").read_text())["requests"] == requests
     assert json.loads(out.read_text())["virtual_ps"] == served["virtual_ps"]
 
 

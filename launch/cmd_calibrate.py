@@ -20,6 +20,7 @@ from collectives.calibrate.xccl_job import MANAGED_BYTES
 from emulator.clock import clock_said
 from emulator.errors import UsageError
 from launch import run
+from launch.calibrate_serving import measure_serving
 from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import check_choice, check_writable, write_out
 
@@ -53,6 +54,14 @@ def calibrate_command(
     as_rows: Annotated[
         bool, typer.Option("--json", help="All rows as JSON: --json FILE, or --json.")
     ] = False,
+    serving: Annotated[
+        bool,
+        typer.Option(
+            "--serving",
+            help="Figures of serving instead: iterations of decode and prefill, priced as DeepSeek-R1. With "
+            "--case decode:SYSTEM:DIES:BATCH:LOW-HIGH or prefill:SYSTEM:DIES:TOKENS:PROMPT any other.",
+        ),
+    ] = False,
 ) -> int:
     """Measure published figures again on the emulator: both values, how far apart, label, status.
 
@@ -63,6 +72,11 @@ def calibrate_command(
     if out is not None and not as_rows:
         raise UsageError(f"calibrate takes no {str(out)!r}; write --json {out} for the rows as JSON")
     check_writable("--json", out)
+    if serving:
+        if only:
+            raise UsageError("calibrate --serving takes no --only: its cases are one group")
+        found = _read(decode) if decode else None
+        return measure_serving(case or [], found, out, as_rows, not measured)
     if case:
         return _measure_cases([parse_case(text) for text in case])
     values, walls = emulated.decode(_read(decode)) if decode else {}, dict[str, Any]()

@@ -1,0 +1,7 @@
+"""See `job`."""
+
+import sys
+
+from serving.published.job import main
+
+main(*sys.argv[1:])

@@ -39,7 +39,7 @@ def kill_some(
     """Wait until all serve, then kill; how many were still running when it was their turn."""
     wait_for(
         lambda: any(len(read_pids(place)) == ranks for place in served(tmp)) or run.poll(),
-        180,
+        600,
         "the start",
     )
     place = next(iter(served(tmp)), None)

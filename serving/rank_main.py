@@ -24,9 +24,10 @@ from serving.feed import OpenSource, RecordedSource, recording_header
 from serving.fixed import deciders
 from serving.forward import Forward
 from serving.job import Progress, ReplayJob, append_ending, append_result
+from serving.kv.lender import Lender, LentTables
 from serving.kv.tiers import read_prices, unsaved_share
 from serving.link import PodLink, PodStatus
-from serving.model.kv_cache import Lender, LentTables, PagedKV
+from serving.model.kv_cache import PagedKV
 from serving.model.sampling import choose, sample
 from serving.model.stopping import TokenBytes, finish_of
 from serving.outputs import OutputSender

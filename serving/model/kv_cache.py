@@ -10,7 +10,6 @@ import math
 import mmap
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,10 @@ import torch
 
 from emulator.errors import InternalError, UsageError
 from serving.kv.cache import Move, Transfer
+from serving.kv.lender import Lender
 from serving.model.config import ModelConfig
 
-__all__ = ["LentTables", "PagedKV", "Segment", "row_width"]
+__all__ = ["PagedKV", "Segment", "row_width"]
 
 _PADDING_PAGE = 0
 _GARBAGE = 7.0
@@ -49,30 +49,6 @@ def _untouched_zeros(shape: tuple[int, ...]) -> torch.Tensor:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32).view(shape)
-
-
-class Lender(Protocol):
-    """Who decides which pages a sequence has."""
-
-    tables: dict[Hashable, list[int]]
-
-    def forget(self, pages: Sequence[int]) -> None: ...
-    def check_integrity(self) -> None: ...
-
-
-class LentTables:
-    """Pages that another rank lends: what it said last."""
-
-    def __init__(self) -> None:
-        self.tables: dict[Hashable, list[int]] = {}
-
-    def forget(self, pages: Sequence[int]) -> None:
-        """Nothing is kept here."""
-
-    def check_integrity(self) -> None:
-        """Raises InternalError: a sequence that has ended has pages."""
-        if self.tables:
-            raise InternalError(f"KV cache: sequences {sorted(map(str, self.tables))} have not ended")
 
 
 class PagedKV:

@@ -70,9 +70,12 @@ WIDER = {
     "tp 2": (2, ("--tp-size", "2")),
     "tp 4": (4, ("--tp-size", "4", "--max-num-seqs", "2")),
     "dp 2, tp 2, the shared expert placed": (4, ("--tp-size", "2", "--shared-experts", "placed")),
-    "dp 2, tp 2, INT8": (4, ("--tp-size", "2", "--quantization", "int8", "--load-balancing", "decode-kv")),
+    "dp 2, tp 2, INT8, scarce blocks, drafts": (
+        4,
+        ("--tp-size", "2", "--quantization", "int8", "--mtp", "1", *SCARCE),
+    ),
     "dp 2, tp 2, experts move": (4, ("--tp-size", "2", "--mtp", "2", *MOVING)),
-    "dp 4, tp 2": (8, ("--tp-size", "2", "--redundant-experts", "8", *SCARCE)),
+    "dp 4, tp 2": (8, ("--tp-size", "2", "--redundant-experts", "8", "--load-balancing", "decode-kv")),
 }
 
 

@@ -18,7 +18,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "superpod needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-NATIVE := $(wildcard emulator/engine/*.c emulator/engine/*.h launch/native/*.c)
+NATIVE := $(wildcard emulator/engine/*.c emulator/engine/*.h launch/native/*.c serving/model/native/*.[ch])
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt setup.py $(NATIVE)
 	$(PIP) install -c constraints.txt -e .
 	@touch $@

@@ -27,6 +27,7 @@ ROWS = "emulator.engine._rows"
 STUB = "launch.native.superpod-rank"
 BOARD = "launch.native.board"
 IMAGE = "launch.native.image"
+FUSED = "serving.model.native._fused"
 
 # name -> flags; -ffp-contract=off keeps arithmetic equal to the Python twin's on every machine
 FLAGS = {
@@ -40,6 +41,7 @@ FLAGS = {
     ROWS: ["-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"],
     BOARD: ["-O2", "-fPIC", "-shared"],
     IMAGE: ["-O2", "-fPIC", "-shared"],
+    FUSED: ["-O2", "-fPIC", "-shared", "-ffp-contract=off"],
     STUB: ["-O2"],
 }
 LIBRARIES = {
@@ -48,6 +50,7 @@ LIBRARIES = {
     ROWS: ["-lm"],
     BOARD: ["-ldl"],
     IMAGE: ["-ldl"],
+    FUSED: ["-lm"],
     STUB: [],
 }
 SOURCES = {
@@ -56,6 +59,7 @@ SOURCES = {
     ROWS: ["emulator/engine/rows.c"],
     BOARD: ["launch/native/board.c", "launch/native/descriptors.c"],
     IMAGE: ["launch/native/image.c"],
+    FUSED: ["serving/model/native/attention.c", "serving/model/native/fused.c"],
     STUB: ["launch/native/stub.c"],
 }
 
@@ -116,7 +120,7 @@ class BuildPython(build_py):
     """Leave out native parts that lie about in the source tree: build_ext makes the package's own."""
 
     def find_data_files(self, package: str, src_dir: str) -> list[str]:
-        built = {"superpod-rank", "board.so", "image.so", "_core.so", "_undo.so", "_rows.so"}
+        built = {"superpod-rank", "board.so", "image.so", "_core.so", "_undo.so", "_rows.so", "_fused.so"}
         return [f for f in super().find_data_files(package, src_dir) if os.path.basename(f) not in built]
 
 

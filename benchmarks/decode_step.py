@@ -14,6 +14,7 @@ moved during each step, and `step_s_median_unmoved` is the median of the steps w
 import argparse
 import json
 import os
+import resource
 import time
 
 import numpy as np
@@ -35,9 +36,14 @@ class StepWatch:
     def __init__(self) -> None:
         self.walls: list[float] = []
         self.moved: list[int] = []
+        self.usage: list[tuple[int, int, int, int]] = []
+        """This process so far: user and system time in us, page faults, sleeps."""
 
     def update(self, rank: int, ended: int, now_ps: int) -> None:
         self.walls.append(time.perf_counter())
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        times = round(used.ru_utime * 1e6), round(used.ru_stime * 1e6)
+        self.usage.append((*times, used.ru_minflt, used.ru_nvcsw))
         self.moved.append(pages_moved() if rank == 0 else 0)
 
 
@@ -76,6 +82,8 @@ def main() -> None:
     _, _, kv, run = build(common_parts(job, specs, device.profile), specs, device, watch, directory="")
     run()
     kv.check_integrity()
+    last = np.array(watch.usage)[[1, args.steps]]  # as `steps` below
+    pod = [device.exchange_tags(0, 0, int(used)) / (args.steps - 1) for used in last[1] - last[0]]
     if device.rank == 0:
         steps = np.diff(np.array(watch.walls))[1 : args.steps]  # without the prefill and the last
         moved = np.diff(np.array(watch.moved))[1 : args.steps]
@@ -90,6 +98,10 @@ def main() -> None:
                     "step_s_min": round(float(steps.min()), 4),
                     "step_s_max": round(float(steps.max()), 4),
                     "step_s_median_unmoved": round(float(np.median(still)), 4) if still.size else None,
+                    "cpu_s_per_step": round((pod[0] + pod[1]) / 1e6, 3),
+                    "system_s_per_step": round(pod[1] / 1e6, 3),
+                    "page_faults_per_step": round(pod[2]),
+                    "sleeps_per_step": round(pod[3]),
                     "moved_pages": moved.tolist(),
                     "page_tokens": KV_BLOCK_TOKENS,
                 }

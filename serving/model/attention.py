@@ -13,18 +13,22 @@ from functools import lru_cache
 
 import torch
 
+from serving.model import fused
 from serving.model.blocks import BlockAttention
 from serving.model.config import DeepseekV3Config
 from serving.model.int8 import LatentRows, Product, product_of
+from serving.model.kv_cache import PagedKV
 from serving.model.norm import RMSNorm
 from serving.model.part import WHOLE, Part
-from serving.model.plan import StepPlan
-from serving.model.rope import rotate, softmax_scale
-from serving.model.rows import Proofs, RowFunction, Rows
+from serving.model.plan import StepPlan, make_plan
+from serving.model.rope import RotaryTables, rotate, softmax_scale
+from serving.model.rows import Proofs, RowFunction, Rows, bits_equal
 from serving.model.weights import CheckpointFiles
 
 __all__ = ["LatentAttention"]
 
+_PROVEN = ((5, 1), (63, 1), (64, 1), (130, 1), (200, 1), (1, 37), (30, 70))
+"""Steps on which one call is proven: tokens there, and new ones, of each sequence."""
 _LATENT_NORM_EPS = (
     1e-6  # the reference implementation's default for its two inner norms, whatever rms_norm_eps says
 )
@@ -46,7 +50,7 @@ class LatentAttention:
         part: Part = WHOLE,
     ) -> None:
         self._config, self._part = config, part
-        self._layer = layer
+        self._layer, self._proofs = layer, proofs
         rope, rank, heads = config.qk_rope_head_dim, config.kv_lora_rank, config.num_attention_heads
         self._mine = part.share(heads)
         self._heads = self._mine.stop - self._mine.start
@@ -54,6 +58,8 @@ class LatentAttention:
         self._rows = LatentRows(rope, rank) if config.quantization else None
         unpack, within = self._rows.unpack if self._rows else None, (self._mine.start, heads)
         self._core = BlockAttention(self._heads, rope + rank, rank, 1, proofs, unpack=unpack, within=within)
+        self._fused: fused.Attention | None = None
+        self._trusted: bool | None = None
         self._load(files, f"model.layers.{layer}")
         if part.size == 1:
             self._project = RowFunction("attention.project", self._project_rows, proofs)
@@ -106,6 +112,32 @@ class LatentAttention:
         o = files.tensor(f"{attention}.o_proj.weight", hidden, all_heads * value)
         self._o = self._of(o[self._columns])
         self._scale = softmax_scale(config)
+        if not config.quantization and self._part.size == 1:
+            self._fused = self._compiled(files, prefix)
+
+    def _compiled(self, files: CheckpointFiles, prefix: str) -> fused.Attention | None:
+        """All of it as one call, where that can be."""
+        config, attention = self._config, f"{prefix}.self_attn"
+        hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+        nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+        weights: list[torch.Tensor | None] = [files.tensor(f"{prefix}.input_layernorm.weight", hidden)]
+        q_in = hidden
+        if config.q_lora_rank is not None:
+            q_in = config.q_lora_rank
+            weights.append(files.tensor(f"{attention}.q_a_proj.weight", q_in, hidden))
+            weights.append(files.tensor(f"{attention}.q_a_layernorm.weight", q_in))
+            weights.append(files.tensor(f"{attention}.q_b_proj.weight", heads * (nope + rope), q_in))
+        else:
+            weights += [None, None, files.tensor(f"{attention}.q_proj.weight", heads * (nope + rope), hidden)]
+        weights += [
+            files.tensor(f"{attention}.kv_a_proj_with_mqa.weight", rank + rope, hidden),
+            files.tensor(f"{attention}.kv_a_layernorm.weight", rank),
+            files.tensor(f"{attention}.kv_b_proj.weight", heads * (nope + value), rank),
+            files.tensor(f"{attention}.o_proj.weight", hidden, heads * value),
+        ]
+        sizes = hidden, heads, nope, rope, rank, value, q_in
+        eps = config.rms_norm_eps, _LATENT_NORM_EPS
+        return fused.Attention.made(sizes, config.rope_interleave, weights, eps, self._scale)
 
     def _product(self, files: CheckpointFiles, name: str, *shape: int) -> Product:
         return self._of(files.tensor(name, *shape))
@@ -115,6 +147,40 @@ class LatentAttention:
 
     def __call__(self, x: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """x + attention(norm(x)), float32 [rows of the plan, hidden]; writes their cache rows first."""
+        if self._fused is not None and self._is_fused_proven():
+            return self._fused(x, plan.kv.pages[self._layer], plan.address)
+        return self._in_pieces(x, plan)
+
+    def _is_fused_proven(self) -> bool:
+        if self._trusted is None:
+            self._trusted = self._ask_proof()
+        return self._trusted
+
+    def _ask_proof(self) -> bool:
+        config = self._config
+        sizes = config.hidden_size, config.num_attention_heads, config.kv_lora_rank, config.q_lora_rank
+        rest = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim, config.rope_interleave
+        return self._proofs.holds(("attention.fused", *sizes, *rest), self._prove_fused)
+
+    def _prove_fused(self) -> bool:
+        """Whether one call gives the bits of the pieces, rows and pages, in a step of decodes and chunks."""
+        generator = torch.Generator().manual_seed(0)
+        kv = PagedKV(self._config, 64, 16)
+        for number, (length, _) in enumerate(_PROVEN):
+            kv.append(number, length)
+        pages = kv.pages[self._layer]
+        pages[1:, :, :-1] = torch.randn(pages[1:, :, :-1].shape, generator=generator)
+        segments = [kv.append(number, count) for number, (_, count) in enumerate(_PROVEN)]
+        plan = make_plan(segments, kv, RotaryTables(self._config), max(map(sum, _PROVEN)))
+        x = torch.randn(plan.num_rows, self._config.hidden_size, generator=generator)
+        before, wanted = pages.clone(), self._in_pieces(x, plan)
+        written = pages.clone()
+        pages.copy_(before)
+        assert self._fused is not None
+        given = self._fused(x, pages, plan.address)
+        return bits_equal(given, wanted) and bits_equal(pages, written)
+
+    def _in_pieces(self, x: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         queries, latents = self._project(x, plan.cos, plan.sin)
         pages = plan.kv.pages[self._layer]
         pages.view(-1, pages.shape[-1])[:, :-1].index_copy_(0, plan.slots, latents)
@@ -130,12 +196,16 @@ class LatentAttention:
     def prove(self, x: torch.Tensor) -> None:
         """Prove the functions of rows at the size of x, float32 [n, hidden]."""
         config = self._config
+        if self._fused is not None and self._is_fused_proven():
+            return
         angles = torch.zeros(x.shape[0], 1, config.qk_rope_head_dim)
         self._project(x, angles, angles)
         self._join(x, torch.zeros(x.shape[0], self._heads, config.kv_lora_rank))
 
     def prove_blocks(self, batch: int, num_queries: int, num_blocks: int) -> None:
         """Prove batched attention of `batch` sequences of these extents."""
+        if self._fused is not None and self._is_fused_proven():
+            return
         self._core.prove(batch, num_queries, num_blocks)
 
     def _project_rows(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rows:

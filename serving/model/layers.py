@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from emulator.errors import InternalError, UsageError
+from serving.model import fused
 from serving.model.attention import LatentAttention
 from serving.model.checkpoint import expert_shapes, mlp_shapes
 from serving.model.config import DeepseekV3Config, ModelConfig, Qwen3MoeConfig
@@ -43,7 +44,8 @@ def mlp_of(weights: Sequence[torch.Tensor], proofs: Proofs, int8: bool = False) 
     def function(x: torch.Tensor) -> Rows:
         return (down(_gated(gate, up, x)),)
 
-    return RowFunction(f"mlp.{width}", function, proofs)
+    compiled = None if int8 else fused.mlp(weights[0], weights[1], weights[2])
+    return RowFunction(f"mlp.{width}", function, proofs, fused=compiled)
 
 
 class SplitMlp:
@@ -146,7 +148,8 @@ class Layer:
         prefix = f"model.layers.{index}"
         norm_weight = files.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
         norm = RMSNorm(norm_weight, config.rms_norm_eps)
-        self._norm = RowFunction("norm", lambda x: (norm(x),), proofs)
+        compiled = fused.norm(norm_weight, config.rms_norm_eps)
+        self._norm = RowFunction("norm", lambda x: (norm(x),), proofs, fused=compiled)
         self._experts: dict[int, RowFunction] = {}
         self._loadable: frozenset[int] = frozenset()
         if self.is_moe:
@@ -168,7 +171,7 @@ class Layer:
             width = config.moe_intermediate_size * config.n_shared_experts
             self._shared = self._mlp("shared", f"{prefix}.shared_experts", width)
             self._one_shared = lru_cache(1)(lambda: self._whole_shared(f"{prefix}.shared_experts", width))
-        self._route = RowFunction("route", self._route_rows, self._proofs)
+        self._make_route()
         self.open_experts(experts)
 
     def _mlp(self, what: str, prefix: str, width: int) -> Callable[[torch.Tensor], Rows]:
@@ -269,10 +272,12 @@ class Layer:
     def set_router_weight(self, weight: torch.Tensor) -> None:
         """Choose with this gate, float32 [experts, hidden], from now on."""
         self._gate = weight.t()
+        self._make_route()
 
     def set_router_bias(self, bias: torch.Tensor) -> None:
         """Choose with this correction bias, float32 [experts], from now on."""
         self._bias = bias
+        self._make_route()
 
     def expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         """Routed expert `expert` (logical index) of rows [n, hidden]; unweighted.
@@ -314,6 +319,14 @@ class Layer:
     def _expert_function(self, expert: int) -> RowFunction:
         prefix = f"model.layers.{self.index}.mlp.experts.{expert}"
         return gated_mlp(self._config, self._files, prefix, self._config.moe_intermediate_size, self._proofs)
+
+    def _make_route(self) -> None:
+        config, compiled = self._config, None
+        if config.router_score == "sigmoid":
+            groups, factor = (config.n_group, config.topk_group), config.routed_scaling_factor
+            rest = groups, config.num_experts_per_tok, config.norm_topk_prob, factor
+            compiled = fused.router(self._gate.t(), self._bias, *rest)
+        self._route = RowFunction("route", self._route_rows, self._proofs, fused=compiled)
 
     def _route_rows(self, h: torch.Tensor) -> Rows:
         """The bias steers the choice only: the groups with the best two experts, then the best experts."""

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from emulator.errors import UsageError
+from serving.model import fused
 from serving.model.config import ModelConfig, with_mtp
 from serving.model.kv_cache import PagedKV, Segment
 from serving.model.layers import Layer
@@ -58,7 +59,8 @@ class Model:
         """Draft layers, in order."""
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = files.tensor("model.embed_tokens.weight", *shape)
-        self._norm = RMSNorm(files.tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps)
+        norm_weight, eps = files.tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps
+        self._norm = RMSNorm(norm_weight, eps)
         head = self._embedding if config.tie_word_embeddings else files.tensor("lm_head.weight", *shape)
         words = part.share(config.vocab_size)
         self._head = head[words].t()
@@ -67,8 +69,10 @@ class Model:
             self._logits_rows,
             self.proofs,
             None if part.size == 1 else lambda x: (torch.mm(self._norm(x), head.t())[:, words].contiguous(),),
+            fused.head(norm_weight, eps, head) if part.size == 1 else None,
         )
-        self._normed = RowFunction("norm.last", lambda x: (self._norm(x),), self.proofs)
+        compiled = fused.norm(norm_weight, eps)
+        self._normed = RowFunction("norm.last", lambda x: (self._norm(x),), self.proofs, fused=compiled)
 
     def _mtp_layer(self, depth: int, experts: Iterable[int]) -> MtpLayer:
         index = self.config.num_hidden_layers + depth - 1

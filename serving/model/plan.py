@@ -7,8 +7,10 @@ blocks changes nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from emulator.errors import UsageError
@@ -56,9 +58,36 @@ class StepPlan:
     slots: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    jobs: tuple[AttentionJob, ...]
     last_rows: torch.Tensor
     """Row of the last token of each segment, int64 [segments]: where the next token is predicted."""
+
+    @cached_property
+    def jobs(self) -> tuple[AttentionJob, ...]:
+        """The batches of `blocks.BlockAttention`."""
+        first_rows = [0, *(self.last_rows + 1).tolist()]
+        return tuple(_jobs(self.segments, first_rows, self.kv))
+
+    @cached_property
+    def _places(self) -> npt.NDArray[np.int64]:
+        """Of each segment its first row, length, start and place of its pages, which follow."""
+        tables = [self.kv.padded_table(s.sequence, s.start + s.length) for s in self.segments]
+        row, place, places = 0, 0, []
+        for segment, table in zip(self.segments, tables, strict=True):
+            places += [row, segment.length, segment.start, place]
+            row, place = row + segment.length, place + len(table)
+        return np.array(places + [page for table in tables for page in table], np.int64)
+
+    @cached_property
+    def _numbers(self) -> npt.NDArray[np.int64]:
+        sizes = [self.num_rows, len(self.segments), self.kv.page_size, self.slots.data_ptr()]
+        places = int(self._places.ctypes.data)
+        pages = places + 8 * 4 * len(self.segments)
+        return np.array([*sizes, places, pages, self.cos.data_ptr(), self.sin.data_ptr()], np.int64)
+
+    @cached_property
+    def address(self) -> int:
+        """Where the step lies as `native/attention.c` wants it."""
+        return int(self._numbers.ctypes.data)
 
 
 def make_plan(segments: Sequence[Segment], kv: PagedKV, rotary: RotaryTables, max_positions: int) -> StepPlan:
@@ -89,7 +118,6 @@ def make_plan(segments: Sequence[Segment], kv: PagedKV, rotary: RotaryTables, ma
         slots=torch.from_numpy(np.concatenate([kv.slots(segment) for segment in segments])),
         cos=cos,
         sin=sin,
-        jobs=tuple(_jobs(segments, first_rows.tolist(), kv)),
         last_rows=torch.from_numpy(first_rows[1:] - 1),
     )
 

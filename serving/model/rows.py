@@ -29,6 +29,8 @@ _WORTH_PADDING = 160
 
 _SAMPLE_ROWS = 32  # at least; a multiple of the tile and of every size below it
 
+_FUSED_ROWS = (1, 5, 27, 64)  # every way of the compiled calls to hold rows
+
 Rows = tuple[torch.Tensor, ...]
 RowsFunction = Callable[..., Rows]
 
@@ -99,20 +101,35 @@ class RowFunction:
         proofs: where verdicts are kept.
         truth: what the results must equal where `function` computes only some columns of a product: the whole
             product's, cut out. It takes the function's place unless they are proven equal.
+        fused: the same as one compiled call for any number of rows, used once proven (`fused.py`); or None.
     """
 
     def __init__(
-        self, name: str, function: RowsFunction, proofs: Proofs, truth: RowsFunction | None = None
+        self,
+        name: str,
+        function: RowsFunction,
+        proofs: Proofs,
+        truth: RowsFunction | None = None,
+        fused: RowsFunction | None = None,
     ) -> None:
         self._name = name
         self._function = function
         self._proofs = proofs
         self._truth = truth
+        self._fused = fused
+        self._trusted: bool | None = None if fused else False
         self._allowed: dict[int, bool] = {}
         self._sizes: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, *rows: torch.Tensor) -> Rows:
         """Apply to rows [n, …] (n ≥ 0). Returns tensors [n, …]."""
+        if self._trusted is None:
+            self._trusted = self._is_fused_proven(rows)
+        if self._trusted and self._fused is not None:
+            return self._fused(*rows)
+        return self._in_tiles(*rows)
+
+    def _in_tiles(self, *rows: torch.Tensor) -> Rows:
         count = rows[0].shape[0]
         sizes = self._sizes.get(count)
         if sizes is None:
@@ -174,6 +191,22 @@ class RowFunction:
 
         if not self._proofs.holds((self._name, shapes, "part"), is_true):
             self._name, self._function = f"{self._name}.whole", truth
+
+    def _is_fused_proven(self, rows: Rows) -> bool:
+        shapes = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in rows)
+        return self._proofs.holds((self._name, shapes, "fused"), lambda: self._prove_fused(rows))
+
+    def _prove_fused(self, rows: Rows) -> bool:
+        """Whether the compiled call gives the bits of this function for each of these numbers of rows."""
+        if self._fused is None:
+            return False
+        generator = torch.Generator().manual_seed(0)
+        for count in _FUSED_ROWS:
+            samples = [torch.randn((count, *tensor.shape[1:]), generator=generator) for tensor in rows]
+            pairs = zip(self._fused(*samples), self._in_tiles(*samples), strict=True)
+            if not all(bits_equal(a, b) for a, b in pairs):
+                return False
+        return True
 
     def _prove(self, size: int, rows: Rows) -> bool:
         samples = _samples(size, rows)

@@ -22,6 +22,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,8 +276,25 @@ def _start_mpi() -> Any:
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_SINGLE)
+        with _open_mpi_told():
+            MPI.Init_thread(MPI.THREAD_SINGLE)
     return MPI
+
+
+@contextmanager
+def _open_mpi_told() -> Iterator[None]:
+    """Tell Open MPI what the user has not: no UCX windows (it prints that they are not there), and in a
+    process that no mpirun has started no shared segment, 16 MB that such a one never removes."""
+    wanted = {"OMPI_MCA_osc": "^ucx"}
+    if "PMIX_NAMESPACE" not in os.environ:
+        wanted["OMPI_MCA_btl"] = "self"
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:  # an mpirun that the program starts is another matter
+            del os.environ[name]
 
 
 def _check_room(needed: int, num_ranks: int, sizes: Sizes) -> None:

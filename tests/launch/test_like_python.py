@@ -1,6 +1,7 @@
 """A forked rank behaves as a plain interpreter under plain mpirun: one program, run all three ways."""
 
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -176,3 +177,15 @@ def test_a_process_left_by_a_rank_does_not_outlive_the_run(sandbox: Sandbox, tmp
     for command in (sandbox.superpod(1, str(program)), sandbox.forked(1, str(program))):
         assert sandbox.run(command).returncode == 0
         sandbox.assert_clean()
+
+
+def test_one_process_without_mpirun_is_quiet_and_leaves_no_shared_segment(tmp_path: Path) -> None:
+    """Fails without the options told in `emulator.transport`: Open MPI maps 16 MB that nobody removes."""
+    program = tmp_path / "alone.py"
+    program.write_text(
+        "import os\nimport emulator\n\nemulator.init()\n"
+        "print('sm_segment' in open('/proc/self/maps').read(), 'OMPI_MCA_btl' in os.environ)\n"
+    )
+    own = {**os.environ, "TMPDIR": str(tmp_path)}
+    result = subprocess.run([PYTHON, str(program)], env=own, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "False False\n", "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SUPERPOD = Path(sys.executable).parent / "superpod"
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.multirank, pytest.mark.sweep]
 CASES = (
     "decode:xdeepserve:8:8:2048-4096",
     "decode:cloudmatrix-infer:8:8:4096-4352",
@@ -26,7 +26,7 @@ def test_layers_take_what_they_took(tmp_path: Path) -> None:
     out = tmp_path / "cases.json"
     ran = subprocess.run(
         [SUPERPOD, "calibrate", "--serving", *words, "--json", str(out)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     told = json.loads(out.read_text())

@@ -63,10 +63,13 @@ def fit_biases(
     seed: int,
     bias_for: Callable[[np.ndarray], torch.Tensor],
     sequences: int,
+    length: int = LENGTH,
+    tokens: np.ndarray | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Walk a seeded batch through the layers, giving each its bias before it is passed."""
+    """Walk a batch, seeded or `tokens` int64 [sequences * length], through the layers, giving each its bias
+    before it is passed."""
     biases: dict[str, torch.Tensor] = {}
-    for layer, scores in router_walk(model, config, seed, sequences, LENGTH):
+    for layer, scores in router_walk(model, config, seed, sequences, length, tokens):
         bias = bias_for(scores)
         biases[f"model.layers.{layer.index}.mlp.gate.e_score_correction_bias"] = bias
         layer.set_router_bias(bias)
@@ -74,14 +77,20 @@ def fit_biases(
 
 
 def router_walk(
-    model: Model, config: ModelConfig, seed: int, sequences: int, length: int
+    model: Model,
+    config: ModelConfig,
+    seed: int,
+    sequences: int,
+    length: int,
+    tokens: np.ndarray | None = None,
 ) -> Iterator[tuple[Layer, np.ndarray]]:
-    """Walk a batch of seeded random tokens through the layers.
+    """Walk a batch of seeded random tokens, or of `tokens`, through the layers.
 
     Gives each MoE layer, before its experts are computed, and its router's scores, float32 [sequences *
     length, experts], the tokens of a sequence together.
     """
-    tokens = np.random.default_rng(seed).integers(0, config.vocab_size, sequences * length)
+    if tokens is None:
+        tokens = np.random.default_rng(seed).integers(0, config.vocab_size, sequences * length)
     for layer, h in walk(model, config, tokens, sequences, length):
         yield layer, layer.router_scores(h).numpy()
 

@@ -57,6 +57,8 @@ def test_who_joins_takes_experts_off_the_fullest_and_what_nobody_holds() -> None
     assert max(map(len, held)) - min(map(len, held)) <= 1 and sorted(came.loads[4]) == held[4]
     stood_in = without(placement, [2], [0, 1, 3, 4], {2: 4})
     assert _held(stood_in.placement, 4) == _held(placement, 2) and list(stood_in.loads) == [4]
+    alone = without(placement, [2, 3], [0, 1, 4], {3: 4}, reloads=False)  # a spare for one of two
+    assert _held(alone.placement, 4) == _held(placement, 3) and list(alone.lost) == _held(placement, 2)
     gone = without(placement, [2], [0, 1, 3], reloads=False)
     assert gone.loads == {} and list(gone.lost) == _held(placement, 2)
     assert (gone.placement.num_replicas == 0).sum() == 4 and (gone.placement.slot_expert[2] == EMPTY).all()

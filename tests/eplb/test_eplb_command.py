@@ -34,7 +34,9 @@ def test_loads_have_the_asked_shape(skew: float) -> None:
     assert 0.18 <= (loads > 1).mean() <= 0.22
 
 
-@pytest.mark.parametrize("skew", [pytest.param(2.0, marks=pytest.mark.sweep), 18.0])
+@pytest.mark.parametrize(
+    "skew", [pytest.param(2.0, marks=pytest.mark.sweep), 18.0, pytest.param(30.0, marks=pytest.mark.sweep)]
+)
 def test_a_bias_gives_the_loads_on_rows_it_has_not_seen(skew: float) -> None:
     seed = 3
     rng = np.random.default_rng(seed)
@@ -43,7 +45,7 @@ def test_a_bias_gives_the_loads_on_rows_it_has_not_seen(skew: float) -> None:
     bias = skewed_bias(seen, skewed_loads(skew, MINI), MINI).numpy()
     got = expert_loads(unseen, bias, MINI)
     assert int(got.argmax()) == 0
-    assert got.max() / got.mean() == pytest.approx(skew, rel=0.1), seed
+    assert got.max() / got.mean() == pytest.approx(skew, rel=0.1 if skew < 10 else 0.05), seed
 
 
 def test_only_the_biases_of_a_skewed_checkpoint_differ(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from collectives import rooted
+from collectives import p2p, rooted, unequal
 from collectives.algorithms import ONE_EXCHANGE, WHOLE, Flow
 from collectives.buffers import (
     Array,
@@ -35,11 +35,10 @@ from collectives.buffers import (
 )
 from collectives.calls import Call, Counts, How, begin, key_of, planned
 from collectives.groups import Group
-from collectives.p2p import recv, send
 from collectives.plan import Phase, Plan
 from collectives.reduction import checked_op
+from collectives.refusals import told
 from collectives.sums import Fold, Sums
-from collectives.unequal import all_to_all_v
 from collectives.work import Work
 from emulator.errors import SizeError
 
@@ -62,10 +61,13 @@ __all__ = [
     "scatter_v",
     "send",
 ]
-broadcast, reduce = rooted.broadcast, rooted.reduce
-gather, gather_v, scatter, scatter_v = rooted.gather, rooted.gather_v, rooted.scatter, rooted.scatter_v
+broadcast, reduce, all_to_all_v = told(rooted.broadcast), told(rooted.reduce), told(unequal.all_to_all_v)
+gather, gather_v = told(rooted.gather), told(rooted.gather_v)
+scatter, scatter_v = told(rooted.scatter), told(rooted.scatter_v)
+send, recv = told(p2p.send), told(p2p.recv)
 
 
+@told
 def barrier(group: Group, **how: Unpack[How]) -> Work:
     """Wait until all ranks of the group are here."""
 
@@ -77,6 +79,7 @@ def barrier(group: Group, **how: Unpack[How]) -> Work:
     return begin(group, planned(group, key_of("barrier", how), make), how)
 
 
+@told
 def all_to_all(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Work:
     """Give block i of `send` to rank i; block j of `recv` comes from rank j. Blocks are equal.
 
@@ -117,6 +120,7 @@ def _crossing(group: Group, flow: Flow, unit: int) -> Phase:
     )
 
 
+@told
 def all_gather(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Work:
     """Give `send` to all; `recv` holds the ranks' one after the other. Raises: as `all_to_all`."""
 
@@ -137,6 +141,7 @@ def all_gather(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Wo
     return begin(group, planned(group, key, make), how, send, recv)
 
 
+@told
 def reduce_scatter(group: Group, send: Array, recv: Array, op: str = "sum", **how: Unpack[How]) -> Work:
     """Reduce `send` of all ranks and give block i to rank i.
 
@@ -164,6 +169,7 @@ def reduce_scatter(group: Group, send: Array, recv: Array, op: str = "sum", **ho
     return begin(group, planned(group, key, make), how, send, recv)
 
 
+@told
 def all_reduce(group: Group, send: Array, recv: Array, op: str = "sum", **how: Unpack[How]) -> Work:
     """Reduce `send` of all ranks, element by element, into `recv` of each. Raises: as `reduce_scatter`."""
 
@@ -234,6 +240,7 @@ def _priced_block(call: Call, send: Array) -> int:
     return -(-call.charge // call.group.size)
 
 
+@told
 def all_gather_v(
     group: Group, send: Array, recv: Array, counts: Counts, displs: Counts | None = None, **how: Unpack[How]
 ) -> Work:
@@ -258,6 +265,7 @@ def all_gather_v(
     return begin(group, call.plan(name, [phase], counts=counted), how, send, recv)
 
 
+@told
 def reduce_scatter_v(
     group: Group, send: Array, recv: Array, counts: Counts, op: str = "sum", **how: Unpack[How]
 ) -> Work:

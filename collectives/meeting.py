@@ -16,6 +16,7 @@ import numpy as np
 from collectives.agreement import CollectiveMismatchError, CollectiveTimeoutError
 from emulator.engine.reports import ranges
 from emulator.errors import DeadlockError
+from emulator.remarks import remark, remarks
 from memsem.agreement import rounds
 from memsem.communicator import Communicator
 from memsem.mailbox import Bytes
@@ -34,6 +35,9 @@ def tell_all(comm: Communicator, mine: Any, group: str, timeout_ps: int | None) 
         CollectiveTimeoutError: too late. CollectiveMismatchError: nobody can go on, and some never came.
     """
     device, known = comm.endpoint.device, {comm.rank: mine}
+    order = list(comm.members)
+    whom = ranges(order) if order == sorted(order) else f"ranks {order[:20]} in this order"
+    remark(device.board, device.rank, f"in the making of group {group} of {whom}")
     until_ps = None if timeout_ps is None else device.now_ps + timeout_ps
     for step in rounds(comm.size):
         try:
@@ -48,10 +52,12 @@ def tell_all(comm: Communicator, mine: Any, group: str, timeout_ps: int | None) 
         if heard is None:
             text = f"the first collective of group {group} took longer than {timeout_ps} ps"
             raise CollectiveTimeoutError(
-                f"{text} on rank {device.rank}; not heard of: {_unheard(comm.members, known)}",
+                f"{text} on rank {device.rank}; not heard of: {_unheard(comm.members, known)}"
+                f"{remarks(device.board)}",
                 group=group, call=1, timeout_ps=timeout_ps,
             )  # fmt: skip
         known |= pickle.loads(heard.tobytes())
+    remark(device.board, device.rank, "")
     return [known[rank] for rank in range(comm.size)]
 
 

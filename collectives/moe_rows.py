@@ -8,6 +8,7 @@ import numpy.typing as npt
 from collectives.blocks import BlockPair
 from collectives.moe_base import ExchangeBase, check_array
 from collectives.moe_parts import Handle, OperationCosts, Pending
+from collectives.refusals import refused, told
 from emulator.engine.api import ExchangeResult
 from emulator.errors import DeadlockError, UsageError
 from emulator.rows import Int32, Plan
@@ -78,6 +79,7 @@ class RowExchange(ExchangeBase):
         self._hook("poll")
         return self._take_in(pending.pair, pending.plan, pending.tokens, pending.pair.wait(pending.costs))
 
+    @told
     def _write_out(
         self,
         x: Float32,
@@ -111,9 +113,8 @@ class RowExchange(ExchangeBase):
     def _check_rows(self, total: int) -> None:
         """Refuse more rows than a combine could send back, before any work on them."""
         if total > self.max_rows:
-            raise UsageError(
-                f"dispatch: rank {self.device.rank} gets {total} rows, it takes max_rows={self.max_rows}"
-            )
+            text = f"dispatch: rank {self.device.rank} gets {total} rows, it takes max_rows={self.max_rows}"
+            raise refused(self.device, UsageError(text))
 
     # --- combine ----------------------------------------------------------------------------------------
 
@@ -166,6 +167,7 @@ class RowExchange(ExchangeBase):
         self._hook("poll")
         return self._add_up(pending.pair, pending.handle, pending.weights, pending.pair.wait(pending.costs))
 
+    @told
     def _write_back(
         self, handle: Handle, y: Float32, weights: Float32, costs: OperationCosts | None
     ) -> tuple[BlockPair, Plan, OperationCosts]:

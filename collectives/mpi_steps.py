@@ -15,7 +15,9 @@ from collectives.groups import Group
 from collectives.mpi_ops import Array, Op, elements
 from collectives.mpi_request import CollectiveRequest
 from collectives.mpi_specs import blocks_of, bytes_of, is_in_place, store, vector_of
+from collectives.refusals import told
 from collectives.work import Work
+from emulator import Device
 from memsem.bufspec import Buffer, BufSpec, parse
 from memsem.communicator import WORLD_ID
 from memsem.message import Comm
@@ -34,6 +36,11 @@ class Steps(Comm):
             device = self._endpoint.device
             whole = self.ident == WORLD_ID
             self.group = Group.world(device) if whole else Group.of(device, self.members, f"mpi {self.ident}")
+
+    @property
+    def device(self) -> Device:
+        """This rank of the machine."""
+        return self.group.device
 
     def _done(self, work: Work, finish: Finish = None) -> None:
         work.wait()
@@ -196,3 +203,8 @@ class Steps(Comm):
         rows = np.empty((self.size, given.size), given.dtype)
         work = coll.all_gather(self.group, given.copy(), rows, async_op=True)
         return work, self._folded(rows[: self.rank + more], out, op, into, name)
+
+
+for _name, _step in list(vars(Steps).items()):
+    if callable(_step) and not _name.startswith("__"):
+        setattr(Steps, _name, told(_step))

@@ -21,6 +21,8 @@ CHUNK = 1024
 SNAPSHOTS = 256
 """Gets a rank may have under way; a power of two."""
 ALIGNMENT = 4096
+REMARK = 192
+"""Longest remark of a rank, bytes."""
 
 
 class MemoryState(enum.IntEnum):
@@ -52,6 +54,7 @@ def _fields(
         ("wall", "i8", (num_ranks, 8)),
         ("faults", "i8", (num_faults, 4)),
         ("silent_ps", "i8", (num_ranks if num_faults else 0,)),
+        ("remark", "u1", (num_ranks, REMARK)),
     ]
 
 
@@ -72,7 +75,8 @@ class Board:
             pieces of staged data touch a chunk of the rank's pool; 0 where it is free. faults: int64
             [faults, 4], log of the plan's faults, see `emulator.faults.injector`. silent_ps: int64 [n] under
             a plan, since when a rank that it has ended did nothing, 0 for the others. wall: int64 [n, 8],
-            what the rank found out about its host, see `emulator.wall`.
+            what the rank found out about its host, see `emulator.wall`. remark: uint8 [n, REMARK], text of a
+            rank for others' reports, see `emulator.remarks`.
     """
 
     header: npt.NDArray[np.int64]
@@ -92,6 +96,7 @@ class Board:
     faults: npt.NDArray[np.int64]
     silent_ps: npt.NDArray[np.int64]
     wall: npt.NDArray[np.int64]
+    remark: npt.NDArray[np.uint8]
 
     HEADER_JOB = 0
     HEADER_DONE = 1

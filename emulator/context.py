@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from emulator.futex import wait_while
 from emulator.ledger import total
 from emulator.links import Links
 from emulator.profile import Profile, load_profile
+from emulator.remarks import remarks
 from emulator.rows import load_rows
 from emulator.topology import Topology, engine_config
 from emulator.tracing import combine_digests
@@ -99,6 +101,7 @@ def open_device(config: RunConfig, profile: Profile, transport: Transport) -> De
     transport.synchronise()
     transport.settle_scheduling()
     engine = engine_attach(transport.control[:block], settings, kind, transport.rank)
+    engine.remarks = partial(remarks, board)
     if config.trace is not None:
         engine.set_trace(_port_file(config.trace))
     if (jitter := read_jitter()) is not None:

@@ -16,6 +16,7 @@ import emulator
 from collectives.dist.p2p import Messages
 from collectives.dist.work import timeout_ps
 from collectives.groups import Group
+from emulator import Device
 from emulator.errors import UsageError
 from emulator.spare import give_back
 from superpod_torch import NAME
@@ -69,6 +70,11 @@ class GroupIdentity(_Base):  # type: ignore[misc]
             )
         if members[rank] != device.rank:
             raise UsageError(f"superpod: rank {members[rank]} was started as rank {device.rank}")
+
+    @property
+    def device(self) -> Device:
+        """This rank of the machine."""
+        return self._device
 
     @property
     def group(self) -> Group:

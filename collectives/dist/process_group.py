@@ -22,6 +22,7 @@ from collectives.dist.identity import GroupIdentity
 from collectives.dist.p2p import MessageWork
 from collectives.dist.tensors import Tensors
 from collectives.dist.work import GroupWork
+from collectives.refusals import told
 
 Lists = Sequence[Tensors]
 
@@ -235,6 +236,11 @@ class SuperpodProcessGroup(GroupIdentity):
         t.check_count(call, what, len(lists), 1)
         t.check_count(call, what, len(lists[0]), self.size())
         return lists[0]
+
+
+for _name, _call in list(vars(SuperpodProcessGroup).items()):
+    if callable(_call) and not _name.startswith("__"):
+        setattr(SuperpodProcessGroup, _name, told(_call))
 
 
 def _how(opts: Any, tensors: Tensors = ()) -> dict[str, Any]:

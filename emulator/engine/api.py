@@ -16,7 +16,7 @@ Link classes: 0 SELF, 1 CHIP, 2 NODE, 3 POD. A die has one egress port and one i
     schedule  steps of compute, puts and a wait, carried out while the rank sleeps; see `schedules`
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -280,6 +280,9 @@ class Engine(Protocol):
     """One rank's face of the engine. Not thread-safe. Any blocking call may raise DeadlockError,
     RankLostError, WallDeadlineError or InternalError; bad arguments raise UsageError before any time
     passes."""
+
+    remarks: Callable[[], str] | None
+    """What ranks have remarked outside virtual time, for reports; see `emulator.remarks`."""
 
     @property
     def now_ps(self) -> int:

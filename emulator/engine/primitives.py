@@ -1,7 +1,7 @@
 """What an implementation of the engine provides; arguments were checked, errors come back as codes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from emulator.engine.api import ChainStep, EngineConfig, ExchangeResult, Int32Array, Int64Array, LogRef
@@ -22,6 +22,9 @@ class Primitives(ABC):
     _result: int
     _seq: int
     _slot: int
+
+    remarks: Callable[[], str] | None = None
+    """What ranks have remarked outside virtual time, for reports; see `emulator.remarks`."""
 
     @abstractmethod
     def _compute(self, ps: int, kind: int, publish: bool) -> int: ...

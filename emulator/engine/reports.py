@@ -66,7 +66,14 @@ def raise_fatal(engine: Primitives, code: int) -> NoReturn:
             waiters=tuple(waiters),
         )
     why = "nobody runs and nothing is under way" if code == FATAL_DEADLOCK else "everybody polls in vain"
+    text += absentees(engine, [waiter["rank"] for waiter in waiters])
     raise DeadlockError(f"deadlock, {why}: {text}", waiters, livelock=code == FATAL_LIVELOCK)
+
+
+def absentees(engine: Primitives, blocked: Sequence[int]) -> str:
+    """Who does not wait, where nobody runs, and what ranks have remarked: why others wait in vain."""
+    ended = sorted(set(range(engine.num_ranks)) - set(blocked))
+    return (f"; {ranges(ended)} ended" if ended else "") + (engine.remarks() if engine.remarks else "")
 
 
 def describe(waiters: Sequence[Waiter], most: int = 12) -> str:

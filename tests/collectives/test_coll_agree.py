@@ -69,17 +69,23 @@ HANGS = {
         "coll.barrier(pair if odd else world) if me in (1, 2) else coll.barrier(world)",
         "rank 2 never entered it",
     ),
-    "left": ("None if odd else coll.barrier(world)", "rank 2 never entered it"),
+    "left": ("None if odd else coll.barrier(world)", "rank 2 ended"),
+    "lists": (
+        "coll.barrier(Group.of(device, [0, 2, 3] if odd else [0, 1, 2, 3]))",
+        "of ranks 0-3; rank 2: in the making of group",
+    ),
     "algorithm": (
         "coll.barrier(world, algorithm='dissemination' if odd else 'binomial')",
         "algorithm: ranks 0-1, 3: binomial; rank 2: dissemination",
     ),
-    "alone": ("coll.all_reduce(world, a, b[:1] if odd else b)", "rank 2 never entered it"),
+    "alone": ("coll.all_reduce(world, a, b[:1] if odd else b)", "rank 2: refused at "),
 }
 
 
 @pytest.mark.parametrize("case", HANGS)
 def test_what_would_hang_is_an_error_on_every_rank(case):
+    """Each says who made it hang, and what with. Seen to fail without remarks ("lists", "alone") and without
+    who has ended ("left")."""
     call, text = HANGS[case]
     program = f"""{SETUP}
 pair = Group.of(device, [1, 2]) if me in (1, 2) else None

@@ -162,8 +162,10 @@ def judge(sums: Delays, dilation: float) -> dict[str, Any]:
 def wall_table(report: Mapping[str, Any]) -> str:
     """The honesty report as text."""
     host, kept = report["host"], report["kept"]
+    factor = f" x {report['compute_factor']:g}" if report["compute"] == "measured" else ""
+    spin = f", spinning below {report['spin_below_us']:g} us" if report["spin_below_us"] else ""
     lines = [
-        f"wall clock: dilation {report['dilation']:g}, compute {report['compute']}, "
+        f"wall clock: dilation {report['dilation']:g}, compute {report['compute']}{factor}{spin}, "
         f"{host['ranks_per_core']:g} ranks a core; "
         f"wake-ups of this host late by p50 {host['wake']['p50_us']:g}, "
         f"p99 {host['wake']['p99_us']:g}, max {host['wake']['max_us']:g} us",

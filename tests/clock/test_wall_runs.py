@@ -99,7 +99,9 @@ def test_a_dilation_too_small_is_warned_of_and_measured_compute_is_charged() -> 
     report(charged_ps=device.now_ps - at)
     """
     env = {"SUPERPOD_CLOCK": "wall", "SUPERPOD_DILATION": "0.5", "SUPERPOD_COMPUTE": "measured"}
-    ran = run_ranks(2, program, env={**env, **LONG_GRACE, "SUPERPOD_COMPUTE_FACTOR": "2"})
+    env |= {"SUPERPOD_COMPUTE_FACTOR": "2", "SUPERPOD_SPIN_BELOW_US": "20"}
+    ran = run_ranks(2, program, env={**env, **LONG_GRACE})
+    assert "compute measured x 2, spinning below 20 us" in ran.stderr
     assert "dilation 0.5 is too small for this machine" in ran.stderr
     assert ran.result["wall"]["compute"] == "measured"
     assert all(r["charged_ps"] >= 2 * 19_000_000_000 for r in ran.reports.values())

@@ -84,9 +84,16 @@ def common_parts(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile)
     return _make(job, specs, profile)
 
 
-def _make(job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile) -> CommonParts:
-    models: list[Model] = []
-    for index in range(job.tp_size):
+def make_parts(job: ReplayJob, specs: Sequence[RequestSpec], like: CommonParts | None = None) -> CommonParts:
+    """The common parts of a job, with the models of another one of the same checkpoint if there is one."""
+    return _make(job, specs, load_profile(job.profile, job.overrides), () if like is None else like.models)
+
+
+def _make(
+    job: ReplayJob, specs: Sequence[RequestSpec], profile: Profile, known: Sequence[Model] = ()
+) -> CommonParts:
+    models: list[Model] = list(known)
+    for index in range(len(models), job.tp_size):
         like = models[0] if models else None
         part = Part(index, job.tp_size)
         models.append(load_model(job.model_dir, (), job.quantization, job.mtp, part, like))

@@ -194,6 +194,7 @@ class ServingEngine:
         outlet: who is told every token and every end.
         stops: called after each output; ends the request where that output does.
         count: completes the record when all is over.
+        close: gives back what its parts hold of the machine; the next job on this device needs it.
 
     Args:
         rank: this rank; receives the requests the dispatcher gives it.
@@ -230,6 +231,7 @@ class ServingEngine:
         self.outlet: Outlet = NoOutlet()
         self.stops: Callable[[Request], None] = lambda request: None
         self.count: Callable[[], None] = lambda: None
+        self.close: Callable[[], None] = lambda: None
         self.refused: Callable[[], Mapping[int, str]] = dict
         self.strict = True
         self.leads: Callable[[], bool] = lambda: rank == LEADER

@@ -21,19 +21,21 @@ from serving.placement import Placement
 
 
 class PodStatus:
-    """One 64-bit word from every rank to every rank, on a channel of its own."""
+    """One 64-bit word from every rank to every rank, on a channel of its own (else the one that is given)."""
 
-    def __init__(self, device: Device, record: RankRecord) -> None:
+    def __init__(self, device: Device, record: RankRecord, channel: int | None = None) -> None:
         self._device, self._record = device, record
-        _, _, self._channel = device.symmetric.carve(Area.MANAGED, 0, "status of every rank", channels=1)
+        if channel is None:
+            _, _, channel = device.symmetric.carve(Area.MANAGED, 0, "status of every rank", channels=1)
+            _count_records(device.num_ranks, record, META_BYTES)  # carving is a barrier
+        self.channel = channel
         self._members: NDArray[np.int32] | None = None
-        _count_records(device.num_ranks, record, META_BYTES)  # carving is a barrier
 
     def exchange(self, word: int) -> NDArray[np.int64]:
         """Give my word and wait for everyone's: int64[n], 0 of the dead."""
         members, n = self._members, self._device.num_ranks
         _count_records(n if members is None else len(members), self._record, META_BYTES)
-        tags = self._device.exchange(self._channel, None, 0, META_BYTES, tag=word).tags
+        tags = self._device.exchange(self.channel, None, 0, META_BYTES, tag=word).tags
         if members is None:
             return tags
         words = np.zeros(n, np.int64)
@@ -46,7 +48,7 @@ class PodStatus:
         if list(known) == list(living):
             return
         self._members = np.array(living, np.int32)
-        self._device.open_group(self._channel, self._members)
+        self._device.open_group(self.channel, self._members)
 
 
 class PodLink:
@@ -64,17 +66,20 @@ class PodLink:
         sizes: ExchangeSizes,
         record: RankRecord,
         quantization: str | None = None,
+        exchange: ExpertExchange | None = None,
     ) -> None:
         self._device, self._record = device, record
         slots = placement.slots_per_rank
         top_k += placement.shared_placed
-        self._exchange = ExpertExchange(
-            device, slots, hidden, sizes.max_tokens, top_k, quantization, max_rows=sizes.max_rows
-        )
+        if exchange is None:
+            exchange = ExpertExchange(
+                device, slots, hidden, sizes.max_tokens, top_k, quantization, max_rows=sizes.max_rows
+            )
+            _count_records(device.num_ranks, record, META_BYTES)  # carving is a barrier
+        self.exchange = self._exchange = exchange
         self._out_bytes = RowFormat(hidden, slots, quantization == "int8").record_bytes
         self._back_bytes = RowFormat(hidden, slots).record_bytes
         self._num_living = device.num_ranks
-        _count_records(self._num_living, record, META_BYTES)  # carving is a barrier
 
     def regroup(self, living: Sequence[int]) -> None:
         """Go on among these ranks, after a change of membership."""
@@ -191,6 +196,35 @@ class PodLink:
         work.functional_bytes_received += received * self._out_bytes
         work.priced_bytes_sent += int(handle.sent.charged.sum()) * costs.row_bytes
         work.priced_bytes_received += int(handle.received_charge.sum()) * costs.row_bytes
+
+
+class Channels:
+    """Channels of the pod's exchanges that one job after another uses: they are never given back."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._status = PodStatus(device, RankRecord()).channel
+        self._exchanges: dict[tuple[object, ...], ExpertExchange] = {}
+
+    def status(self, record: RankRecord | None = None) -> PodStatus:
+        """The exchange of status words."""
+        return PodStatus(self._device, record or RankRecord(), self._status)
+
+    def link(
+        self,
+        placement: Placement,
+        hidden: int,
+        top_k: int,
+        sizes: ExchangeSizes,
+        record: RankRecord,
+        quantization: str | None,
+    ) -> PodLink:
+        """The exchanges of rows, made where none was of this shape."""
+        key = (placement.slots_per_rank, hidden, top_k + placement.shared_placed, sizes, quantization)
+        parts = (self._device, placement, hidden, top_k, sizes, record, quantization)
+        link = PodLink(*parts, self._exchanges.get(key))
+        self._exchanges[key] = link.exchange
+        return link
 
 
 def _steps(layers: Sequence[tuple[ExchangeCosts, ExchangeCosts]]) -> list[IdleStep]:

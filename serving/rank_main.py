@@ -26,7 +26,7 @@ from serving.forward import Forward
 from serving.job import Progress, ReplayJob, append_ending, append_result
 from serving.kv.lender import Lender, LentTables
 from serving.kv.tiers import read_prices, unsaved_share
-from serving.link import PodLink, PodStatus
+from serving.link import Channels, PodLink, PodStatus
 from serving.model.kv_cache import PagedKV
 from serving.model.sampling import choose, sample
 from serving.model.stopping import TokenBytes, finish_of
@@ -93,13 +93,17 @@ def serve(directory: str) -> None:
 
 
 def serve_on(
-    device: emulator.Device, directory: str, common: CommonParts, specs: Sequence[RequestSpec]
+    device: emulator.Device,
+    directory: str,
+    common: CommonParts,
+    specs: Sequence[RequestSpec],
+    channels: Channels | None = None,
 ) -> None:
-    """Be the rank whose device this is, to the line of result."""
+    """Be the rank whose device this is, to the line of result; on other jobs' channels, if there are any."""
     progress = Progress(directory, device.num_ranks)
     progress.update(device.rank, 0, 0)
     try:
-        engine, record, kv, run = build(common, specs, device, progress, directory)
+        engine, record, kv, run = build(common, specs, device, progress, directory, channels)
     except (RankLostError, DeadlockError) as error:
         if not _is_lost(device, error):
             raise
@@ -126,6 +130,8 @@ def serve_on(
     kv.check_integrity()
     engine.count()
     append_result(directory, record.as_dict(device.rank, device.now_ps))
+    if channels is not None:
+        engine.close()
 
 
 def _is_lost(device: emulator.Device, error: RankLostError | DeadlockError) -> bool:
@@ -217,6 +223,7 @@ def build(
     device: emulator.Device,
     progress: StepProgress,
     directory: str,
+    channels: Channels | None = None,
 ) -> tuple[ServingEngine, RankRecord, PagedKV, Callable[[], None]]:
     """Put one rank's parts together; the last of them serves."""
     job = common.job
@@ -240,7 +247,8 @@ def build(
     charges = pricing(priced, device.num_ranks, shared_local=not placement.shared_placed)
     charges.prefill = prefill
     top_k = config.num_experts_per_tok
-    link = PodLink(device, placement, config.hidden_size, top_k, common.sizes, record, job.quantization)
+    shape = (placement, config.hidden_size, top_k, common.sizes, record, job.quantization)
+    link = PodLink(device, *shape) if channels is None else channels.link(*shape)
     parts = (device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
     forward: Forward
     if group is not None:
@@ -253,7 +261,7 @@ def build(
         forward = DecodeForward(*parts, job.decode, jitter, record.decode, device.engine.start_clock)
     if job.paging is not None and job.paging.dram_blocks:
         forward.tiers = read_prices(job.paging.pool_path, device.profile, priced.kv_bytes(1))
-    pod_status = PodStatus(device, record)
+    pod_status = PodStatus(device, record) if channels is None else channels.status(record)
     clock: Clock = device
     status: StatusBoard = pod_status
     if job.recovery is not None:

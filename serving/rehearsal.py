@@ -23,13 +23,17 @@ from serving.limits import exchange_sizes, job_limits, job_placement, machine_by
 from serving.model.model import load_model
 from serving.rank_main import serve_on
 from serving.request import RequestSpec
+from serving.series import is_series, make_series_ahead
 
 _PROMPT, _OUTPUTS = 20, 20
 """Enough for every function of a decode step to be past the interpreter's warm-up."""
 
 
 def make_ready(directory: str) -> None:
-    """Make the common parts of the job in `directory` and rehearse them."""
+    """Make the common parts of the job in `directory` and rehearse them; those of a series are only made."""
+    if is_series(directory):
+        make_series_ahead(directory)
+        return
     rehearse(make_ahead(directory), directory if os.access(directory, os.W_OK) else None)
 
 

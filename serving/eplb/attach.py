@@ -38,4 +38,5 @@ def balance(
         announce=partial(engine.announce, "move"),
     )
     forward.observe, engine.between_steps = balancer.observe, balancer.between_steps
+    engine.close = balancer.close
     return balancer

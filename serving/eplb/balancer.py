@@ -34,6 +34,7 @@ from serving.placement import Placement, placement_of
 
 COUNT, REPORTED, PREFETCH, LOAD, LOADED = "counting", "reported", "prefetching", "loading", "loaded"
 _SHELL = 0
+_WHAT = "expert balancing"
 Table = NDArray[np.int64]
 
 
@@ -93,10 +94,18 @@ class Balancer:
         self.new = self.tables
         self._room = -(-self.redundant * layers // n)
         sizes = (n * self.counts.nbytes, self.tables.nbytes, self._room * self.weights_bytes)
-        at, words, _ = self.device.symmetric.carve(Area.HEAP, sum(sizes), "expert balancing", words=2)
+        at, words, _ = self.device.symmetric.carve(Area.HEAP, sum(sizes), _WHAT, words=2)
+        self._held = (at, sum(sizes), _WHAT, words, 2)
         self._reports, self._plan, self._memory = (at + sum(sizes[:i]) for i in range(3))
         self._reported, self._planned = words, words + 1
         self.record.work.record_bytes_sent += n * META_BYTES  # carving is a barrier
+
+    def close(self) -> None:
+        """Give my memory back, on all ranks at once. Collective: costs a barrier."""
+        for _, handle in self._gets:
+            self.device.wait_get(handle)
+        self._gets.clear()
+        self.device.symmetric.release(Area.HEAP, *self._held)
 
     def observe(self, layer: int, experts: NDArray[np.int64], shares: NDArray[np.int64]) -> None:
         """Count what my tokens chose: experts int64 [T, K], priced rows of each token int64 [T]."""

@@ -7,7 +7,8 @@ of the one-process reference, bit for bit; cache hits, preemptions, moves of exp
 drafts are counted, must have happened where the cell says so, and preemptions nowhere else. On one rank there
 is nothing to move: its cells with `eplb` are the ones without it. Exit code 1 if a cell is wrong or empty.
 
-`--json FILE` keeps what the file has of other numbers of ranks. `--pairwise` runs a sample in which every two
+`--json FILE` keeps what the file has of other cells; cells that were not finished when the ranks were ended are
+"not run", and not written. `--pairwise` runs a sample in which every two
 settings meet. What the machine charges is not known by cell, so of the invariants of a replay the one that
 compares with the machine's bytes is left out.
 """
@@ -91,7 +92,7 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """What came of a cell: right; wrong; or empty, where what it is for never happened."""
+    """What came of a cell: right; wrong; empty, where what it is for never happened; or not run."""
 
     cell: Cell
     verdict: str
@@ -174,7 +175,7 @@ def judge(cell: Cell, plan: Replay, place: Path, answers: Sequence[Mapping[str, 
     """Whether answers are the reference's, and what should have happened has."""
     results = read_results(place)
     if len(results) != cell.ranks:
-        return Outcome(cell, "wrong", said or f"{len(results)} of {cell.ranks} ranks have ended")
+        return Outcome(cell, "not run" if said else "wrong", said or f"{len(results)} of {cell.ranks} ended")
     endings, counts = outcomes(results), count(results)
     holds = check_invariants(plan.specs, results, endings, cell.ranks, 0)
     broken = [name for name, ok in holds.items() if not ok and name != "fabric_charged_what_was_posted"]
@@ -225,12 +226,13 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return shown
 
 
-def kept(path: Path | None, ranks: Sequence[int]) -> list[Outcome]:
-    """Outcomes of other numbers of ranks that a result file has."""
+def kept(path: Path | None, found: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes of other cells that a result file has."""
     if path is None or not path.exists():
         return []
-    found = [Outcome(Cell(**row.pop("cell")), **row) for row in json.loads(path.read_text())["cells"]]
-    return [outcome for outcome in found if outcome.cell.ranks not in ranks]
+    known = [Outcome(Cell(**row.pop("cell")), **row) for row in json.loads(path.read_text())["cells"]]
+    mine = {outcome.cell for outcome in found}
+    return [outcome for outcome in known if outcome.cell not in mine]
 
 
 def write_result(path: Path, all_outcomes: Sequence[Outcome]) -> None:
@@ -266,7 +268,8 @@ def main() -> None:
     for outcome in found:
         if outcome.verdict != "right":
             print(f"{outcome.verdict}: {outcome.cell}: {outcome.why}; {outcome.counts}")
-    every = kept(given.json, ranks) + found
+    ran = [outcome for outcome in found if outcome.verdict != "not run"]
+    every = kept(given.json, ran) + ran
     Console().print(table(every))
     if given.json is not None:
         write_result(given.json, every)

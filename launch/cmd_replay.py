@@ -32,8 +32,11 @@ from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, w
 from launch.helper import Helper
 from launch.model_options import (
     AcceptanceOption,
+    GcPause,
+    LaunchJitter,
     MtpOption,
     QuantizationOption,
+    SlowDie,
     acceptance_of,
     quantization_of,
 )
@@ -64,6 +67,7 @@ from serving.job import ReplayJob, read_reference, read_results
 from serving.model import ModelConfig, SamplingParams, preset_config
 from serving.replay import Replay, merge, plan_replay, plan_serve, recorded_schedule, write_replay
 from serving.schedule import Schedule
+from serving.stragglers import parse_stragglers
 from serving.tables import emulator_table, placement_table, serving_table
 from serving.traces import read_trace
 from serving.workload import builtin_trace
@@ -151,6 +155,9 @@ def register(app: typer.Typer) -> None:
         quantization: QuantizationOption = None,
         mtp: MtpOption = 0,
         mtp_acceptance: AcceptanceOption = None,
+        slow_die: SlowDie = None,
+        gc_pause: GcPause = None,
+        launch_jitter: LaunchJitter = 0.0,
         layers_executed: Annotated[
             int | None, typer.Option(help="Layers of the made model; each is charged for several.")
         ] = None,
@@ -250,6 +257,7 @@ def register(app: typer.Typer) -> None:
                 lost_experts=after.lost_experts,
                 mtp=mtp,
                 mtp_acceptance=acceptance_of(mtp_acceptance, mtp),
+                stragglers=parse_stragglers(slow_die or [], gc_pause or [], launch_jitter),
                 tp_size=tp_size,
             )
             if recorded:

@@ -24,6 +24,17 @@ def quantization_of(text: str | None) -> Literal["int8"] | None:
 
 
 MtpOption = Annotated[int, typer.Option("--mtp", min=0, max=2, help="Draft layers of speculative decoding.")]
+SlowDie = Annotated[
+    list[str] | None,
+    typer.Option("--slow-die", metavar="RANK=FACTOR", help="A die computes so many times as long."),
+]
+GcPause = Annotated[
+    list[str] | None,
+    typer.Option("--gc-pause", metavar="RANK=S:MS", help="From second S on a rank rests once, for MS."),
+]
+LaunchJitter = Annotated[
+    float, typer.Option("--launch-jitter", metavar="US", help="Mean delay of all a rank starts, µs.")
+]
 AcceptanceOption = Annotated[
     str | None,
     typer.Option("--mtp-acceptance", help="a1[,a2]: how often drafts are right, instead of as they are."),

@@ -23,6 +23,7 @@ from serving.kv.tiers import check_path
 from serving.model.sampling import GREEDY, SamplingParams
 from serving.recovery.times import RecoveryTimes
 from serving.request import RequestSpec
+from serving.stragglers import Stragglers
 
 PRICED_CONTEXT = 163_840
 """Context of DeepSeek-V3 and R1 (source: `max_position_embeddings` of the published config.json)."""
@@ -103,6 +104,7 @@ class ReplayJob:
     another has died, or they are called in. lost_experts: what becomes of experts no living rank holds
     (`serving.recovery.masks.LostExperts`). note_states: report when requests enter their states.
     mtp: draft layers used; mtp_acceptance: how often their drafts are right; empty: as often as they are.
+    stragglers: ranks that fall behind.
     tp_size: ranks that serve a DP group's requests together (`serving.tensor`).
     """
 
@@ -136,6 +138,7 @@ class ReplayJob:
     note_states: bool = False
     mtp: int = 0
     mtp_acceptance: tuple[float, ...] = ()
+    stragglers: Stragglers | None = None
     tp_size: int = 1
 
     @property
@@ -167,8 +170,17 @@ def job_of(fields: dict[str, Any]) -> ReplayJob:
         "paging": None if paging is None else PagingOptions(**paging),
         "eplb": None if eplb is None else EplbOptions(**eplb),
         "mtp_acceptance": tuple(fields.get("mtp_acceptance", ())),
+        "stragglers": _stragglers(fields.get("stragglers")),
     }
     return ReplayJob(**(fields | made))
+
+
+def _stragglers(fields: dict[str, Any] | None) -> Stragglers | None:
+    if fields is None:
+        return None
+    slow = tuple((rank, factor) for rank, factor in fields["slow"])
+    pauses = tuple((rank, at, length) for rank, at, length in fields["pauses"])
+    return Stragglers(slow, pauses, fields["launch_ps"])
 
 
 def write_requests(directory: str | Path, specs: Sequence[RequestSpec]) -> None:

@@ -22,7 +22,7 @@ from serving.engine import Clock, RankRecord, Sampled, Sampler, ServingEngine, S
 from serving.eplb.attach import balance
 from serving.feed import OpenSource, RecordedSource, recording_header
 from serving.fixed import deciders
-from serving.forward import Forward
+from serving.forward import ComputeClock, Forward
 from serving.job import Progress, ReplayJob, append_ending, append_result
 from serving.kv.lender import Lender, LentTables
 from serving.kv.tiers import read_prices, unsaved_share
@@ -48,6 +48,7 @@ from serving.recovery.stream import TokenStream
 from serving.request import Request, RequestSpec
 from serving.scheduler import Scheduler
 from serving.speculation import Speculation, drafter_of
+from serving.stragglers import StragglerClock
 from serving.tensor.forward import TensorForward
 from serving.tensor.group import TensorGroup, followers
 from serving.tensor.price import TensorCharges
@@ -249,7 +250,10 @@ def build(
     top_k = config.num_experts_per_tok
     shape = (placement, config.hidden_size, top_k, common.sizes, record, job.quantization)
     link = PodLink(device, *shape) if channels is None else channels.link(*shape)
-    parts = (device.rank, device, model, common.plans, charges, placement, link, kv, record.time)
+    computing: ComputeClock = device
+    if job.stragglers is not None:
+        computing = StragglerClock(device, device.rank, job.stragglers, job.seed)
+    parts = (device.rank, computing, model, common.plans, charges, placement, link, kv, record.time)
     forward: Forward
     if group is not None:
         forward = TensorForward(*parts, group=group)

@@ -120,6 +120,8 @@ def _plan(
     placement = job_placement(job, config)
     check_batch(job.batched_tokens, job.max_seqs)
     check_eplb(job, priced)
+    if job.stragglers is not None:
+        job.stragglers.check(job.num_ranks)
     check_policy(job.balancing)
     if job.paging is not None:
         job.paging.check(job.token_scale)
@@ -297,6 +299,8 @@ def _labels(replay: Replay) -> dict[str, Any]:
 def _configuration(replay: Replay) -> dict[str, Any]:
     job = replay.job
     more: dict[str, Any] = {} if job.paging is None else {"paging": asdict(job.paging)}
+    if job.stragglers is not None:
+        more["stragglers"] = asdict(job.stragglers)
     if job.balancing != "least-tokens":
         more["balancing"] = job.balancing
     if job.tp_size > 1:

@@ -21,7 +21,8 @@ def speculation_facts(
     layers: int, configured: Sequence[float], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Acceptance and tokens per step as counted; `drafts` says whose they were: measured, the layers' own, or
-    configured."""
+    configured. Acceptance of few steps strays from the configured one by chance: `standard_errors` says how
+    far, 1.2 points for a rate of 0.7 that was tried 1,400 times."""
     total = SpeculationCounts()
     for found in (result["speculation"] for result in results if "speculation" in result):
         total.add(SpeculationCounts(found["steps"], found["tokens"], found["tried"], found["taken"]))
@@ -30,6 +31,7 @@ def speculation_facts(
         "drafts": "configured" if configured else "measured",
         "configured_acceptance": list(configured),
         "acceptance": total.acceptance,
+        "standard_errors": total.standard_errors,
         "tokens_per_step": total.tokens_per_step,
         "steps": total.steps,
         "tokens": total.tokens,

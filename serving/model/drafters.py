@@ -6,6 +6,7 @@ either case. The draw is a hash of (seed, request, position, depth): no state, s
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -103,6 +104,12 @@ class SpeculationCounts:
     def acceptance(self) -> list[float]:
         """Accepted of tried, of each depth that was tried."""
         return [taken / tried for taken, tried in zip(self.taken, self.tried, strict=True) if tried]
+
+    @property
+    def standard_errors(self) -> list[float]:
+        """Of each `acceptance`: how far chance alone takes it from what is configured, usually."""
+        tried = [count for count in self.tried if count]
+        return [math.sqrt(a * (1 - a) / count) for a, count in zip(self.acceptance, tried, strict=True)]
 
     @property
     def tokens_per_step(self) -> float:

@@ -7,8 +7,8 @@ of the one-process reference, bit for bit; cache hits, preemptions, moves of exp
 drafts are counted, must have happened where the cell says so, and preemptions nowhere else. On one rank there
 is nothing to move: its cells with `eplb` are the ones without it. Exit code 1 if a cell is wrong or empty.
 
-`--json FILE` keeps what the file has of other cells; cells that were not finished when the ranks were ended are
-"not run", and not written. `--pairwise` runs a sample in which every two
+`--json FILE` keeps what the file has of other cells; cells that were not finished when the ranks were ended
+are "not run", and not written. `--pairwise` runs a sample in which every two
 settings meet. What the machine charges is not known by cell, so of the invariants of a replay the one that
 compares with the machine's bytes is left out.
 """

@@ -20,15 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from emulator.errors import UsageError
 from serving.model.config import DeepseekV3Config, ModelConfig, Qwen3MoeConfig
 
+if TYPE_CHECKING:
+    import torch  # the process of a command checks parts, and holds no torch
+
 __all__ = ["WHOLE", "Part", "check_parts", "kv_config"]
 
-Gather = Callable[[str, torch.Tensor], torch.Tensor]
+Gather = Callable[[str, "torch.Tensor"], "torch.Tensor"]
 """(what, my columns float32 [n, w]) -> all ranks' columns, [n, w · ranks] in order of the ranks."""
 
 
@@ -56,7 +58,7 @@ class Part:
     def whole(self, what: str, columns: torch.Tensor) -> torch.Tensor:
         """All ranks' columns."""
         if self.gather is None:
-            return torch.cat([columns] * self.size, -1)
+            return columns.repeat(*[1] * (columns.dim() - 1), self.size)
         return self.gather(what, columns)
 
     def named(self, name: str) -> str:

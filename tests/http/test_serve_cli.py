@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
         (["--pod", "nonesuch"], "nonesuch"),
         (["--load-balancing", "best"], "best"),
         (["--max-model-len", "10000000"], "--max-model-len"),
-        (["--clock", "wall"], "wall clock"),
+        (["--clock", "wall", "--dilation", "0"], "dilation"),
         (["--priced-as", "deepseek-r1"], "routed"),
         (["--dtype", "auto"], "--quantization int8"),
         (["--speculative-config={}"], "--mtp N"),

@@ -36,5 +36,6 @@ def test_an_open_pod_stands_still_while_idle(
         times.append(found)
     assert times[0] == times[1]
     arrival_ps, _, token_times_ps = times[1][1]
-    assert slept_s >= DILATION * (token_times_ps[-1] - arrival_ps) / 1e12
+    work_s = DILATION * (token_times_ps[-1] - arrival_ps) / 1e12
+    assert slept_s >= 0.98 * work_s  # ranks that were late when they became idle catch up: deadlines stay
     assert "ranks were too late" not in capfd.readouterr().err

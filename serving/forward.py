@@ -184,6 +184,7 @@ class Forward:
         batch = _Batch(segments, self._model, self._kv)
         x = self._model.embed(batch.tokens)
         for plan in self._plans:
+            self.layer_begins(charge.rows, plan.repeat)
             layer = self._model.layer(plan.index)
             self._compute("attention", plan.repeat * charge.layer_attention_ps(plan.is_moe))
             x = layer.attention(x, batch.plan)
@@ -192,6 +193,7 @@ class Forward:
             else:
                 self._compute("other", plan.repeat * charge.dense_ps)
                 x = x + layer.dense(layer.norm(x))
+        self.layer_begins(charge.rows, 1)
         self._compute("other", charge.head_ps)
         if self._model.mtp:
             self.last_rows = x

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from serving.charges import LayerPlan, StepCharge
-from serving.forward import Forward, RowsOf, _Batch, _priced_rows
+from serving.forward import Forward, RowsOf, _priced_rows
 from serving.kv.cache import Transfer
 from serving.model.layers import Layer
 from serving.scheduler import Segment
@@ -52,7 +52,7 @@ class TensorForward(Forward):
     def step(self, segments: Sequence[Segment]) -> torch.Tensor:
         """See `Forward.step`: the group's requests, of which this rank is the leader."""
         self._order(segments)
-        return self._computed(segments)
+        return super().step(segments)
 
     def move(self, transfers: Sequence[Transfer], found: Sequence[int]) -> None:
         """See `Forward.move`: done with the step that follows, by all ranks."""
@@ -89,7 +89,7 @@ class TensorForward(Forward):
         if not segments:
             super().idle()
             return
-        self._computed(segments)
+        super().step(segments)
         if self.speculation is not None:
             self._draft(self.speculation, segments)
 
@@ -123,28 +123,6 @@ class TensorForward(Forward):
             self._obey()
 
     # ---- all --------------------------------------------------------------------------------------
-
-    def _computed(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """As `Forward.step`; every rank of the group has the logits."""
-        charge = self._charges.step(segments)
-        self._compute("other", self._charges.step_overhead_ps)
-        batch = _Batch(segments, self._model, self._kv)
-        x = self._model.embed(batch.tokens)
-        for plan in self._plans:
-            self.layer_begins(charge.rows, plan.repeat)
-            layer = self._model.layer(plan.index)
-            self._compute("attention", plan.repeat * charge.layer_attention_ps(plan.is_moe))
-            x = layer.attention(x, batch.plan)
-            if plan.is_moe:
-                x = self._moe(layer, plan, x, batch, charge)
-            else:
-                self._compute("other", plan.repeat * charge.dense_ps)
-                x = x + layer.dense(layer.norm(x))
-        self.layer_begins(charge.rows, 1)
-        self._compute("other", charge.head_ps)
-        if self._model.mtp:
-            self.last_rows = x
-        return self._model.logits(x.index_select(0, batch.sampled_rows))
 
     def layer_begins(self, rows: int, repeat: int) -> None:
         """See `Forward.layer_begins`."""

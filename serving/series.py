@@ -2,14 +2,18 @@
 
 A directory with `series.json` names the directories of its jobs, in order. They have ranks, profile and
 checkpoint in common. Virtual time goes on from job to job: arrivals count from a moment all ranks agree on.
-Each job's results are in its own directory, as if it had run alone; the machine's are of them all.
+Each job's results are in its own directory, as if it had run alone; the machine's are of them all. Who
+`follow`s a series hears of a job as soon as all ranks have ended it, through a named pipe.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Mapping, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +27,10 @@ from serving.link import Channels
 from serving.rank_main import serve_on
 from serving.request import RequestSpec
 
-__all__ = ["is_series", "make_series_ahead", "serve_series", "write_series"]
+__all__ = ["follow", "is_series", "make_series_ahead", "serve_series", "write_series"]
 
 _FILE = "series.json"
+_PIPE = "series.ended"
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,37 @@ def write_series(
 def is_series(directory: str) -> bool:
     """Whether a directory holds several jobs."""
     return (Path(directory) / _FILE).exists()
+
+
+@contextmanager
+def follow(directory: Path, ended: Callable[[int], None]) -> Iterator[None]:
+    """Call `ended` with the number of each job whose results are there, but the last, in another thread."""
+    pipe = directory / _PIPE
+    os.mkfifo(pipe)
+    fd = os.open(pipe, os.O_RDWR)  # ours is the last writer: the reader comes to its end when we say so
+    reader = threading.Thread(target=_listen, args=(fd, ended), daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        os.write(fd, b"\n")
+        reader.join()
+        os.close(fd)
+        pipe.unlink()
+
+
+def _listen(fd: int, ended: Callable[[int], None]) -> None:
+    with open(fd, encoding="ascii", closefd=False) as lines:
+        for line in iter(lines.readline, "\n"):
+            ended(int(line))
+
+
+def _tell(directory: str, number: int) -> None:
+    """Say that a job has ended on all ranks, if somebody follows."""
+    with suppress(OSError):
+        fd = os.open(Path(directory) / _PIPE, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(fd, f"{number}\n".encode())
+        os.close(fd)
 
 
 def make_series_ahead(directory: str) -> None:
@@ -96,9 +132,11 @@ def serve_series(device: Device, directory: str) -> None:
     """Serve all jobs of a series as this rank."""
     made = _ahead.get(str(Path(directory).resolve()))
     channels = Channels(device)
-    for member in made or _members(directory):
+    for number, member in enumerate(made or _members(directory)):
         origin = int(channels.status().exchange(device.now_ps).max())
         origin = -(-origin // TICK_PS) * TICK_PS
+        if number and device.rank == 0:
+            _tell(directory, number - 1)  # whoever gave a word had appended its result
         specs = [replace(spec, arrival_ps=origin + spec.arrival_ps) for spec in member.specs]
         serve_on(device, member.directory, member.parts, specs, channels)
         gc.collect()  # a job's parts know each other

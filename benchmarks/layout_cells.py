@@ -16,8 +16,8 @@ from serving.replay import Replay
 from serving.report import check_invariants, equal_to_reference, outcomes
 
 RANKS = (1, 4, 16, 64, 384)
-BUSY = {1: 1, 4: 4, 16: 8, 64: 4, 384: 2}
-"""So many ranks have requests, three each; the others host experts and take part in every step."""
+BUSY = {1: 1, 4: 4, 16: 4, 64: 2, 384: 2}
+"""So many ranks, the first ones, have three long requests each. The others have two of one token."""
 BLOCK, SCALE, OUTPUT = 128, 64, 14
 PROMPT, SHARED = 1660, 1024
 BUDGETS = {True: 1024, False: 8192}
@@ -105,15 +105,23 @@ def model_config() -> ModelConfig:
     return preset_config("mini").model_copy(update={**layers, "num_nextn_predict_layers": 2})
 
 
-def write_trace(path: Path, busy: int) -> int:
-    """Two prompts that share a prefix for each rank at once, and a third soon; requests written."""
-    rng = np.random.default_rng(5)
-    rows = []
-    for i in range(3 * busy):
-        own = rng.integers(10, 1 << 40, 2).tolist()
-        length, at_ms = (PROMPT, 0) if i < 2 * busy else (PROMPT - 64, 300)
-        ids = [1, 2, *own]
-        rows.append({"timestamp": at_ms, "input_length": length, "output_length": OUTPUT, "hash_ids": ids})
+def write_trace(path: Path, ranks: int, busy: int) -> int:
+    """Requests for each rank by turns: two long ones at once for the first `busy` ranks, a third soon, their
+    prompts with the same beginning; the other ranks have a short one in between. Requests written."""
+    first, rest = range(busy), range(busy, ranks)
+    turns = [
+        (0, PROMPT, first),
+        (0, 0, rest),
+        (0, PROMPT, first),
+        (300, 0, rest),
+        (300, PROMPT - SCALE, first),
+    ]
+    rng, rows = np.random.default_rng(5), []
+    for at_ms, length, places in turns:
+        for own in rng.integers(10, 1 << 40, (len(places), 2)).tolist():
+            ids = [1, 2, *own] if length else own[:1]
+            size = {"input_length": length or SCALE, "output_length": OUTPUT if length else 1}
+            rows.append({"timestamp": at_ms, **size, "hash_ids": ids})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)
 

@@ -45,7 +45,7 @@ def run_cells(
     """Run cells of one number of ranks on one start; `ended` hears of each as soon as it has run."""
     ranks, config = chosen[0].ranks, ModelConfig.from_hf(model)
     folder.mkdir()
-    count = write_trace(folder / "trace.jsonl", BUSY.get(ranks, ranks))
+    count = write_trace(folder / "trace.jsonl", ranks, BUSY.get(ranks, ranks))
     lines = read_trace(folder / "trace.jsonl", count)
     plans = [plan_replay(cell.job(model), config, lines, 1.0, None) for cell in chosen]
     answers = answered(plans[0], folder / "reference")

@@ -124,6 +124,13 @@ def _with_common_sizes(members: Sequence[_Member]) -> list[_Member]:
     ]
 
 
+def _since(parts: CommonParts, origin_ps: int) -> CommonParts:
+    """The parts of a job whose time begins at a moment of the machine's."""
+    if (stragglers := parts.job.stragglers) is None:
+        return parts
+    return replace(parts, job=replace(parts.job, stragglers=stragglers.later(origin_ps)))
+
+
 def _of(sizes: ExchangeSizes) -> tuple[int, int, int]:
     return sizes.max_tokens, sizes.max_rows, sizes.expected_rows
 
@@ -138,5 +145,5 @@ def serve_series(device: Device, directory: str) -> None:
         if number and device.rank == 0:
             _tell(directory, number - 1)  # whoever gave a word had appended its result
         specs = [replace(spec, arrival_ps=origin + spec.arrival_ps) for spec in member.specs]
-        serve_on(device, member.directory, member.parts, specs, channels)
+        serve_on(device, member.directory, _since(member.parts, origin), specs, channels)
         gc.collect()  # a job's parts know each other

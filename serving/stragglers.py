@@ -49,6 +49,11 @@ class Stragglers:
                     )
 
 
+    def later(self, ps: int) -> Stragglers:
+        """The same where time begins at `ps`."""
+        return replace(self, pauses=tuple((rank, at + ps, length) for rank, at, length in self.pauses))
+
+
 class StragglerClock:
     """A rank's clock as its forward pass sees it."""
 

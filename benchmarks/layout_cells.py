@@ -16,7 +16,7 @@ from serving.replay import Replay
 from serving.report import check_invariants, equal_to_reference, outcomes
 
 RANKS = (1, 4, 16, 64, 384)
-BUSY = {1: 1, 4: 4, 16: 4, 64: 2, 384: 2}
+BUSY = {1: 1, 4: 2, 16: 4, 64: 2, 384: 2}
 """So many ranks, the first ones, have three long requests each. The others have two of one token."""
 BLOCK, SCALE, OUTPUT = 128, 64, 14
 PROMPT, SHARED = 1660, 1024

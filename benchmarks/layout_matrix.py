@@ -159,7 +159,8 @@ def main() -> None:
     kept.planned = sum(map(len, groups))
     with TemporaryDirectory(prefix="superpod-matrix-") as name:
         model = Path(name) / "model"
-        make_checkpoint(model, model_config(), 0)
+        if groups:
+            make_checkpoint(model, model_config(), 0)
         for mine in groups:
             begin_s, n = time.perf_counter(), mine[0].ranks
             found += run_cells(mine, Path(name) / f"ranks-{n}", model, kept.add)

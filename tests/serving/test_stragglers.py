@@ -114,7 +114,7 @@ def times(results: list[dict[str, Any]]) -> list[list[int]]:
 
 @pytest.mark.multirank
 def test_what_one_rank_takes_longer_all_wait_for(tmp_path: Path) -> None:
-    """A pause of 100 ms on rank 1 is one of 100 ms, to the picosecond, in every answer of both ranks from then
+    """A pause of 100 ms on rank 1 is one of 100 ms, to the picosecond, in all answers of both ranks from then
     on; a die of half the speed halves everybody's. Mutation: stragglers on a clock of their own, which
     the exchanges do not see; pauses that count from the start of the pod instead of the job."""
     found = serve_all(tmp_path)

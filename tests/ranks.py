@@ -27,10 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import stuck
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MPIRUN = ["mpirun", "--oversubscribe"]
 MCA = ["--mca", "osc", "^ucx", "--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
+WAITED = 2 / 3
+"""Of a run's time limit: for how long nobody may enter the engine before it says who waits for whom."""
 FORK = """
 import json, os, sys
 from launch.run import run_job
@@ -38,7 +42,9 @@ going = json.loads(os.environ.get("SUPERPOD_CONFIG", "{}")).get("keep_going", Fa
 sys.exit(run_job(int(sys.argv[1]), sys.argv[2:], keep_going=going).exit_code)
 """
 PRELUDE = """
-import json as _json, os as _os
+import faulthandler as _faulthandler, json as _json, os as _os, signal as _signal
+_stack = open(_os.path.join(_os.environ["RANKS_OUT"], _os.environ["OMPI_COMM_WORLD_RANK"] + ".stack"), "w")
+_faulthandler.register(_signal.SIGUSR2, _stack)
 def report(**values):
     rank = _os.environ["OMPI_COMM_WORLD_RANK"]
     with open(_os.path.join(_os.environ["RANKS_OUT"], rank + ".json"), "w") as file:
@@ -82,7 +88,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory(prefix="superpod-test-") as folder:
         path = _program_file(program, Path(folder))
         result = Path(folder) / "result.json"
-        given = {"report": str(result), **config}
+        given = {"report": str(result), "wall_deadline_s": WAITED * timeout_s, **config}
         environ = {**os.environ, **(env or {}), "RANKS_OUT": folder, "SUPERPOD_CONFIG": json.dumps(given)}
         environ["PATH"] = f"{BIN}:{environ['PATH']}"
         environ["PYTHONPATH"] = f"{ROOT}:{environ.get('PYTHONPATH', '')}"
@@ -141,9 +147,14 @@ def _run(command: list[str], environ: dict[str, str], timeout_s: float) -> Ran:
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        folder = Path(environ.get("RANKS_OUT", "/nowhere"))
+        processes = stuck.processes_of(process.pid, folder)
+        state = stuck.tell(processes, folder)
         os.killpg(process.pid, signal.SIGKILL)
+        stuck.end(processes)
         out, err = process.communicate()
-        raise AssertionError(f"{' '.join(command)} did not end in {timeout_s} s\n{out}\n{err}") from None
+        text = f"{' '.join(command)} did not end in {timeout_s} s\n{out}\n{err}\n{state}"
+        raise AssertionError(text) from None
     return Ran(process.returncode, out, err)
 
 

@@ -17,12 +17,14 @@ LONGEST_S = 600.0
 
 
 class Verdict(NamedTuple):
-    """One line of what must hold: what was asked, the limit, what was found, whether that is met."""
+    """One line of what must hold: what was asked, the limit, what was found, whether that is met, and the
+    command that was judged."""
 
     line: str
     limit: str
     found: str
     met: bool
+    command: str = ""
 
 
 def clock_words(dilation: float | None) -> list[str]:
@@ -38,7 +40,8 @@ def run(
     command = ["superpod", "run", "-n", str(ranks), *clock_words(dilation), *words]
     command += [str(RANKS), part, str(facts)]
     subprocess.run(command, env=env, check=True, timeout=limit_s, stderr=subprocess.DEVNULL)
-    return json.loads(facts.read_text()), json.loads(report.read_text())
+    result = json.loads(report.read_text())
+    return json.loads(facts.read_text()), {**result, "command": told(command)}
 
 
 def error(row: dict[str, float], dilation: float) -> float:
@@ -46,23 +49,35 @@ def error(row: dict[str, float], dilation: float) -> float:
     return row["host_ms"] * 1e3 / (dilation * row["emulated_us"]) - 1
 
 
+def told(command: list[str]) -> str:
+    """A command as a reader may give it: paths by their last part."""
+    return " ".join(Path(word).name if "/" in word else word for word in command)
+
+
 @functools.cache
-def suggested(ranks: int, out: Path) -> float:
-    """What a short run on this host suggests for this many ranks: the larger of what it measured before it
-    began and of what its own delays needed."""
-    _, result = run(ranks, "large", out, 1000.0)
+def suggested(ranks: int, part: str, out: Path) -> float:
+    """What a short run of a part at a small dilation suggests: the least at which each kind of its delays is
+    kept."""
+    _, result = run(ranks, part, out, 1000.0)
     wall = result["wall"]
-    return float(max(wall["suggested_dilation"], wall["kept"]["suggested_dilation"]))
+    found, expected = wall["kept"]["suggested_for_each"], wall["host"]["single_transfers_dilation"]
+    print(
+        f"  {part} on {ranks} ranks at 1000: suggests {wall['kept']['suggested_dilation']:g} as a whole, "
+        f"{found:g} for each kind of delay; {expected:g} was expected for single transfers",
+        flush=True,
+    )
+    return float(found)
 
 
-def marked(name: str, kept: dict[str, Any]) -> Verdict:
+def marked(name: str, kept: dict[str, Any], dilation: float, command: str) -> Verdict:
     """Below the suggested dilation a run is marked."""
     found = f"error {kept['error']:.1%}, trustworthy {kept['trustworthy']}"
-    return Verdict(f"{name} far below the suggested dilation: marked", "", found, not kept["trustworthy"])
+    line = f"{name} below the suggested dilation, at {dilation:.4g}: marked"
+    return Verdict(line, "", found, not kept["trustworthy"], command)
 
 
-def serve(ranks: int, out: Path, dilation: float | None) -> tuple[Any, float]:
-    """A replay of 8 requests that arrive together, 4 output tokens; its JSON and host seconds."""
+def serve(ranks: int, out: Path, dilation: float | None) -> tuple[Any, float, str]:
+    """A replay of 8 requests that arrive together, 4 output tokens; its JSON, host seconds, and command."""
     trace, found = out / "trace.jsonl", out / "replay.json"
     line = {"timestamp": 0, "input_length": 16, "output_length": 4}
     trace.write_text("".join(json.dumps({**line, "hash_ids": [i]}) + "\n" for i in range(8)))
@@ -76,12 +91,13 @@ def serve(ranks: int, out: Path, dilation: float | None) -> tuple[Any, float]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    return json.loads(found.read_text()), time.monotonic() - began
+    took_s = time.monotonic() - began
+    return json.loads(found.read_text()), took_s, told(["superpod", "replay", *words])
 
 
 def paced(ranks: int, out: Path, virtual: Any, dilation: float) -> dict[str, Any]:
     """The replay under the wall clock beside the virtual one."""
-    result, host_s = serve(ranks, out, dilation)
+    result, host_s, command = serve(ranks, out, dilation)
     wall, emulated_s = result["wall"], virtual["virtual_duration_s"]
     same = all(
         result[key] == virtual[key] for key in ("tokens_sha256", "logits_sha256", "virtual_duration_s")
@@ -93,7 +109,8 @@ def paced(ranks: int, out: Path, virtual: Any, dilation: float) -> dict[str, Any
         f"{kept['requested_s']:.1f} s, trustworthy {kept['trustworthy']}",
         flush=True,
     )
-    return {"dilation": dilation, "command_s": host_s, "off": off, "same": same, "wall": wall}
+    found = {"dilation": dilation, "command_s": host_s, "off": off, "same": same, "wall": wall}
+    return {**found, "command": command}
 
 
 def replay_verdicts(ranks: int, found: dict[str, Any], limit_s: float) -> list[Verdict]:
@@ -101,11 +118,14 @@ def replay_verdicts(ranks: int, found: dict[str, Any], limit_s: float) -> list[V
     off = f"{found['off']:+.2%} of the duration, delays off by {kept['error']:.2%}"
     at = f" at a dilation of {found['dilation']:g}"
     within = max(abs(found["off"]), kept["error"]) <= LIMIT and kept["trustworthy"]
-    command_s, same = found["command_s"], found["same"]
+    command_s, same, command = found["command_s"], found["same"], found["command"]
+    took = f"{command_s:.0f} s"
     return [
-        Verdict(f"{name} within 5 %{at}", "5 %", off, within),
-        Verdict(f"{name}{at}: command", f"{limit_s:g} s", f"{command_s:.0f} s", command_s < limit_s),
-        Verdict(f"{name}: tokens, logits, emulated duration in both clocks", "equal", f"{same}", same),
+        Verdict(f"{name} within 5 %{at}", "5 %", off, within, command),
+        Verdict(f"{name}{at}: command", f"{limit_s:g} s", took, command_s < limit_s, command),
+        Verdict(
+            f"{name}: tokens, logits, emulated duration in both clocks", "equal", f"{same}", same, command
+        ),
     ]
 
 
@@ -113,3 +133,5 @@ def show(verdicts: list[Verdict]) -> None:
     for v in verdicts:
         limit = f" (limit {v.limit})" if v.limit else ""
         print(f"{'met' if v.met else 'NOT MET':<8}{v.line}{limit}: {v.found}")
+        if v.command:
+            print(f"{'':<8}  {v.command}")

@@ -1,8 +1,8 @@
 """Tokens and logits in a sample of the layouts of `benchmarks/layout_matrix.py`; any two settings meet in it.
 
-Fails where a moved expert is not the one it was (`install_expert` with weights 0.01 % off: three cells are
-wrong), where drafts that were wrong stay (`Scheduler.reject` not called), and where a prefix is taken for longer
-than what was found (`match.num_tokens + 1` in `_begin`); the last two end the ranks.
+Fails where a moved expert is not the one it was (`install_expert` with weights 0.01 % off: three are wrong),
+where drafts that were wrong stay (`Scheduler.reject` not called), and where a prefix is taken for longer than
+what was found (`match.num_tokens + 1` in `_begin`); the last two end the ranks.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,19 @@ from serving.published.cases import PUBLISHED, Case, parse_case
 from serving.published.figures import Figures, Value, values
 from serving.published.inputs import inputs
 from serving.published.job import MANAGED_BYTES
+from serving.published.kept import Kept
 from serving.published.report import as_json, as_text, rows
+from serving.published.split import attention_cores
 from serving.published.system import MACHINE, load_system
 
 
 def measure_serving(
-    asked: Iterable[str], decode: Mapping[str, Any] | None, out: Path | None, to_json: bool, every: bool
+    asked: Iterable[str],
+    decode: Mapping[str, Any] | None,
+    out: Path | None,
+    to_json: bool,
+    every: bool,
+    keep: Path | None = None,
 ) -> int:
     """Measure and tell.
 
@@ -32,9 +40,11 @@ def measure_serving(
         decode: what `superpod decode --json` wrote; its rows go before those measured here.
         out: of the JSON; None with `to_json`: it is the output.
         every: rows that are not measured and all inputs as well.
+        keep: folder of measured cases; those in it are not measured again.
     """
     own = [parse_case(text) for text in asked]
-    found = measured(own or PUBLISHED)
+    with tempfile.TemporaryDirectory(prefix="superpod-calibrate-") as folder:
+        found = measured(own or PUBLISHED, Kept(keep or Path(folder)), keep or Path(folder))
     if not own:
         told: dict[str, Value] = values(found) | (emulated.decode(decode) if decode else {})
         figures = rows(told)
@@ -51,33 +61,33 @@ def measure_serving(
     return 0
 
 
-def measured(cases: Iterable[Case]) -> dict[str, Any]:
-    """Run the ranks of all cases, those of one size together; what was found by name of the case."""
+def measured(cases: Iterable[Case], kept: Kept, folder: Path) -> dict[str, Any]:
+    """What is found by name of the case: kept in the folder, or measured by ranks that start once for all
+    cases of one size."""
+    asked = [replace(case, attention_cores=attention_cores(case)) for case in cases]
     by_size: dict[int, list[Case]] = {}
-    for case in cases:
+    for case in asked:
         load_system(case.system)
-        by_size.setdefault(case.ranks, []).append(case)
-    found: dict[str, Any] = {}
+        if kept.read(case) is None:
+            by_size.setdefault(case.ranks, []).append(case)
     for ranks in sorted(by_size):
         typer.echo(f"calibrate: {len(by_size[ranks])} cases of serving on {ranks} ranks", err=True)
-        found |= _run(ranks, by_size[ranks])
+        _run(ranks, by_size[ranks], folder)
+    found: dict[str, Any] = {}
+    for case in asked:
+        if (one := kept.read(case)) is None:
+            raise UsageError(f"calibrate: the ranks ended without a result of {case.name}")
+        found[case.name] = one
     return found
 
 
-def _run(ranks: int, cases: list[Case]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="superpod-calibrate-") as folder:
-        out = Path(folder) / "found.json"
-        what = json.dumps([[case.name, case.passes] for case in cases])
-        config = {"profile": MACHINE, "managed_bytes": MANAGED_BYTES}
-        ended = run.run_job(
-            ranks, ["-m", "serving.published", what, str(out)], config, started_s=run.command_start_s()
-        )
-        if ended.exit_code:
-            raise typer.Exit(ended.exit_code)
-        if not out.exists():
-            raise UsageError("calibrate: the ranks ended without a result")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+def _run(ranks: int, cases: list[Case], folder: Path) -> None:
+    what = json.dumps([[case.name, case.passes, case.attention_cores] for case in cases])
+    config = {"profile": MACHINE, "managed_bytes": MANAGED_BYTES}
+    argv = ["-m", "serving.published", what, str(folder.resolve())]
+    ended = run.run_job(ranks, argv, config, started_s=run.command_start_s())
+    if ended.exit_code:
+        raise typer.Exit(ended.exit_code)
 
 
 def _figures(name: str, found: Mapping[str, Any]) -> Figures:

@@ -62,6 +62,10 @@ def calibrate_command(
             "--case decode:SYSTEM:DIES:BATCH:LOW-HIGH or prefill:SYSTEM:DIES:TOKENS:PROMPT any other.",
         ),
     ] = False,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Of --serving: keep each case there, and go on from those kept."),
+    ] = None,
 ) -> int:
     """Measure published figures again on the emulator: both values, how far apart, label, status.
 
@@ -76,7 +80,9 @@ def calibrate_command(
         if only:
             raise UsageError("calibrate --serving takes no --only: its cases are one group")
         found = _read(decode) if decode else None
-        return measure_serving(case or [], found, out, as_rows, not measured)
+        return measure_serving(case or [], found, out, as_rows, not measured, keep)
+    if keep is not None:
+        raise UsageError(f"--keep {keep}: only calibrate --serving keeps cases")
     if case:
         return _measure_cases([parse_case(text) for text in case])
     values, walls = emulated.decode(_read(decode)) if decode else {}, dict[str, Any]()

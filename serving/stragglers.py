@@ -48,7 +48,6 @@ class Stragglers:
                         f"{option} {rank}=…: there is no rank {rank}; take one of 0 to {num_ranks - 1}"
                     )
 
-
     def later(self, ps: int) -> Stragglers:
         """The same where time begins at `ps`."""
         return replace(self, pauses=tuple((rank, at + ps, length) for rank, at, length in self.pauses))

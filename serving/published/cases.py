@@ -30,7 +30,8 @@ class Case:
         low, high: tokens of context, drawn evenly (decode); low = high = tokens of a prompt (prefill).
         mtp: one drafted token is verified, and the MTP layer runs (decode). microbatches: 1 or 2 of half the
             batch, one's exchanges and experts beside the other's attention. balanced: all experts alike.
-        passes: MoE layers measured, 0 all.
+        passes: MoE layers measured, 0 all. attention_cores: cube cores of decode's attention stream
+            (`split`); 0: what the system's file says.
     """
 
     phase: str
@@ -43,6 +44,7 @@ class Case:
     microbatches: int = 2
     balanced: bool = False
     passes: int = 5
+    attention_cores: int = 0
 
     @property
     def name(self) -> str:

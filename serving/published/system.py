@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -90,6 +90,17 @@ def load_system(name: str) -> System:
         name, library, entries,
         _at(entries, 1, 1), _stream(entries, "attention"), _stream(entries, "moe"), _at(entries, rate, 1),
     )  # fmt: skip
+
+
+def streams_at(system: System, attention_cores: int) -> System:
+    """The system with so many cube cores for decode's attention stream, and the rest for the other one; the
+    vector cores go with them. One without streams of its own stays as it is."""
+    if system.entries is None:
+        return system
+    cores = load_profile(MACHINE, {}).integer("die.aic_cores")
+    share = attention_cores / cores
+    streams = _at(system.entries, share, share), _at(system.entries, 1 - share, 1 - share)
+    return replace(system, attention=streams[0], moe=streams[1])
 
 
 def _stream(entries: Profile, name: str) -> PricedModel:

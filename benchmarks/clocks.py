@@ -47,7 +47,7 @@ REPLAY_S, LARGE_S = 180.0, 600.0
 BELOW = 4
 """A run below the suggested dilation has a so many times smaller one."""
 APART = (
-    ("latency", "large get", "ub.latency_intra_us", ((0.5, 16_000), (5, 4_000), (50, 1_000), (500, 400))),
+    ("latency", "large get", "ub.latency_intra_us", ((0.5, 32_000), (5, 4_000), (50, 1_000), (500, 400))),
     (
         "bandwidth",
         "middle get",

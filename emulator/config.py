@@ -186,7 +186,7 @@ def environment_clock(environ: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         UsageError: a value that is none of the choices, no number, or out of range.
     """
-    given = {key: (name, environ[name]) for key, name in CLOCK_KEYS.items() if environ.get(name)}
+    given = {key: (name, environ[name]) for key, name in CLOCK_KEYS.items() if name in environ}
     return {key: clock_value(key, text, f"{name}={text}") for key, (name, text) in given.items()}
 
 

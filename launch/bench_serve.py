@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import time
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from emulator.errors import SuperpodError, UsageError
+from launch.clock_options import check_server, given_options
 from launch.cmd_run import check_choice, check_writable, write_out
 from launch.seed_option import seed_option
 from serving.bench.arrivals import arrivals_ps, scaled
@@ -43,6 +45,7 @@ class ManyObjectives(TyperCommand):
 
 
 def bench_serve(
+    context: typer.Context,
     base_url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Its model (else the first it has).")] = None,
     backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
@@ -89,6 +92,8 @@ def bench_serve(
     target = Target.parse(base_url, api_key)
     try:
         card = asyncio.run(_model_card(target, model))
+        clock = card.get("superpod", {}).get("clock", {})
+        check_server(clock, os.environ, given_options(context))
         run = Run(
             target,
             card["id"],
@@ -115,7 +120,10 @@ def bench_serve(
     result = _result(outcomes, objectives, percentiles)
     result |= _about(run, backend, request_rate, burstiness, max_concurrency, num_prompts)
     result["wall_s"] = time.perf_counter() - begin
+    result |= {"clock": clock} if clock else {}
     print(table(result, percentiles))
+    if clock.get("clock") == "wall":
+        print(f"Clock of the server: wall, 1 s lasts {clock['dilation']:g} s, compute {clock['compute']}")
     if save_result is not None:
         write_out("--json", save_result, json.dumps(result, indent=1) + "\n")
     return 1 if result["failed"] else 0

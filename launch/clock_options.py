@@ -14,7 +14,6 @@ from emulator.errors import UsageError
 _COMMANDS = ("run", "replay", "bench", "compare", "calibrate", "decode", "eplb", "chaos", "serve")
 _NO_WALL = {
     "eplb": "it starts no ranks, so nothing of it can be slept",
-    "bench serve": "it starts no ranks; give superpod serve --clock wall, which has them",
 }
 _GIVEN = "superpod.clock"
 _HELP = {
@@ -46,7 +45,7 @@ def check_use(command: str, environ: Mapping[str, str], given: Collection[str]) 
         UsageError: see above.
     """
     for key, name in CLOCK_KEYS.items():
-        if environ.get(name):
+        if name in environ:
             checked(key, environ[name], "" if key in given else name)
     first = command.split(" ", 1)[0]
     if clock_of(environ).get("clock") == "wall":
@@ -57,6 +56,31 @@ def check_use(command: str, environ: Mapping[str, str], given: Collection[str]) 
     for key in given:
         if key != "clock":
             raise UsageError(f"--{key.replace('_', '-')} is of the wall clock: give --clock wall as well")
+
+
+def check_server(card: Mapping[str, Any], environ: Mapping[str, str], given: Collection[str]) -> None:
+    """Refuse a server that does not run with the clock that the options ask for.
+
+    Args:
+        card: what the server says of its clock, by key; empty: nothing.
+        environ: with what the options have put there.
+        given: keys of the options on the command line.
+
+    Raises:
+        UsageError: see above; the line says how the server would have to be started.
+    """
+    wanted = {key: clock_value(key, environ[CLOCK_KEYS[key]], key) for key in CLOCK_KEYS if key in given}
+    for key, value in wanted.items():
+        if card.get(key) != value:
+            words = " ".join(f"--{k.replace('_', '-')} {environ[CLOCK_KEYS[k]]}" for k in wanted)
+            has = f"has {key.replace('_', ' ')} {card[key]}" if key in card else "does not tell its clock"
+            raise UsageError(f"superpod bench serve {words}: the server {has}: start superpod serve {words}")
+
+
+def given_options(context: Any) -> set[str]:
+    """Keys of the clock's options that are on the command line of a command."""
+    found: set[str] = context.meta.get(_GIVEN, set())
+    return found
 
 
 @contextlib.contextmanager
@@ -120,7 +144,7 @@ def _add(command: Any, name: str) -> None:
     invoke = command.invoke
 
     def guarded(context: Any) -> Any:
-        check_use(name, os.environ, context.meta.get(_GIVEN, set()))
+        check_use(name, os.environ, given_options(context))
         return invoke(context)
 
     command.invoke = guarded

@@ -22,6 +22,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from emulator.config import CLOCK_KEYS, read_config
 from emulator.errors import SuperpodError
 from serving.api.app import Parts, make_app
 from serving.api.engine_client import EngineClient
@@ -78,7 +79,9 @@ def _parts(directory: str) -> Parts:
     client = EngineClient(feed, outputs, settings.max_queue, metrics.observe)
     defaults = GenerationDefaults.read(settings.model_dir)
     version = metadata.version("superpod")
-    return Parts(settings, client, metrics, tokenizer, defaults, version, time.time, table)
+    config = read_config({}, os.environ)
+    clock = {key: getattr(config, key) for key in CLOCK_KEYS}
+    return Parts(settings, client, metrics, tokenizer, defaults, version, time.time, table, clock)
 
 
 async def _serve(parts: Parts, listener: socket.socket) -> None:

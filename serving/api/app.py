@@ -7,8 +7,8 @@ has its requests aborted. Nothing a client sends reaches a rank unchecked.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -44,7 +44,7 @@ _OPEN_PATHS = ("/health", "/ping", "/metrics", "/version")
 @dataclass(frozen=True)
 class Parts:
     """What an app is made of. table: bytes of the tokenizer's tokens. wall_s: the host's clock, Unix seconds,
-    for `created` alone."""
+    for `created` alone. clock: the pod's clock by key of `emulator.config.CLOCK_KEYS`, for the model card."""
 
     settings: ServerSettings
     client: EngineClient
@@ -54,6 +54,7 @@ class Parts:
     version: str
     wall_s: Callable[[], float]
     table: TokenBytes | None = None
+    clock: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_app(parts: Parts) -> FastAPI:
@@ -148,6 +149,7 @@ def _add_status(app: FastAPI, parts: Parts) -> None:
                 "ranks": settings.ranks,
                 "vocab_size": settings.vocab_size,
                 "tokenizer": parts.tokenizer is not None,
+                "clock": dict(parts.clock),
             },
         }
 

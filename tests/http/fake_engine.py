@@ -123,6 +123,7 @@ def app_of(engine: FakeEngine, tokenizer: Tokenizer | None = None, **settings: A
     server = ServerSettings(**{**fields, **settings})
     metrics = Metrics(server.names[0], server.max_model_len)
     client = EngineClient(engine, engine, server.max_queue, metrics.observe)
-    app = make_app(Parts(server, client, metrics, tokenizer, GenerationDefaults((1,)), "9", lambda: 1.0))
+    defaults, clock = GenerationDefaults((1,)), {"clock": "wall", "dilation": 20.0, "compute": "priced"}
+    app = make_app(Parts(server, client, metrics, tokenizer, defaults, "9", lambda: 1.0, clock=clock))
     app.state.client = client
     return app

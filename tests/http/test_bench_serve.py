@@ -69,14 +69,20 @@ def test_virtual_arrivals(
     assert "Request goodput (req/s):" in printed and " wall " in printed
 
 
-def test_wall_arrivals_and_failures(server: tuple[FakeEngine, str], tmp_path: Path) -> None:
+def test_the_clock_asked_for_is_the_servers(
+    server: tuple[FakeEngine, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails where `check_server` compares nothing."""
     _, url = server
-    words = ["--num-prompts", "3", "--random-input-len", "5", "--random-output-len", "4"]
-    code, found = bench(url, tmp_path / "a.json", *words, "--max-concurrency", "1")
-    assert (code, found["completed"], found["arrivals"]) == (0, 3, "wall")
-    code, found = bench(url, tmp_path / "b.json", *words[:4], "--random-output-len", "100")
-    assert (code, found["failed"]) == (1, 3)
-    assert "context" in found["errors"][0]  # type: ignore[index]
+    words = ["--num-prompts", "1", "--random-input-len", "5", "--random-output-len", "4", "--clock", "wall"]
+    code, found = bench(url, tmp_path / "c.json", *words, "--dilation", "20")
+    assert code == 0 and found["clock"] == {"clock": "wall", "dilation": 20.0, "compute": "priced"}
+    assert "Clock of the server: wall, 1 s lasts 20 s, compute priced" in capsys.readouterr().out
+    for wrong, has in ((["--dilation", "30"], "dilation 20"), (["--compute", "measured"], "compute priced")):
+        assert main(["bench", "serve", "--base-url", url, *words, *wrong]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        asked = f"--clock wall {' '.join(wrong)}"
+        assert f"{asked}: the server has {has}" in line and f"start superpod serve {asked}" in line
 
 
 @pytest.mark.parametrize(

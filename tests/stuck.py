@@ -35,7 +35,8 @@ def processes_of(command: int, folder: Path) -> list[int]:
 
 def tell(processes: list[int], folder: Path) -> str:
     """One line a thread of every process, then the stacks of the ranks that can write them into `folder`."""
-    lines = ["pid ppid session state name, by thread: state wchan"]
+    load = Path("/proc/loadavg").read_text().strip()
+    lines = [f"load {load}; pid ppid session state name CPU seconds, by thread: state, CPU seconds, wchan"]
     lines += [line for pid in processes for line in _process(pid)]
     for pid in processes:
         if _catches(pid, STACKS) and not _passes_on(pid):
@@ -70,8 +71,9 @@ def _process(pid: int) -> list[str]:
         threads = []
         for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda p: int(p.name)):
             own, facts = _stat(task / "stat")
-            threads.append(f"    {own} {facts[0]} {(task / 'wchan').read_text()}")
-        return [f"{pid} {fields[1]} {fields[3]} {fields[0]} {name}: {' '.join(words)[:150]}", *threads]
+            threads.append(f"    {own} {facts[0]} {_cpu_s(facts)} {(task / 'wchan').read_text()}")
+        head = f"{pid} {fields[1]} {fields[3]} {fields[0]} {name} {_cpu_s(fields)}"
+        return [f"{head}: {' '.join(words)[:150]}", *threads]
     except OSError:
         return [f"{pid} is gone"]
 
@@ -80,6 +82,10 @@ def _stat(path: Path) -> tuple[str, list[str]]:
     """The name in a stat file, and the fields after it: state, ppid, group, session, ..."""
     head, _, tail = path.read_text().rpartition(")")
     return head.partition("(")[2], tail.split()
+
+
+def _cpu_s(fields: list[str]) -> float:
+    return round((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 2)
 
 
 def _passes_on(pid: int) -> bool:

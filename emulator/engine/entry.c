@@ -1,8 +1,8 @@
 /* One engine entry: take the lock, hand over posts, publish the bound or block, settle, release, wake, sleep.
  *
  * Only ranks whose wait is decided are woken, after the lock is released. The lock is robust: a holder that died with
- * the dirty word set left the state half changed, and the run ends with a report; otherwise it is marked dead. In the build
- * with the undo journal (undo.c) the half change is taken back, and it is marked dead.
+ * the dirty word set left the state half changed, and the run ends with a report; otherwise it is marked dead, if it
+ * came to say who it is. In the build with the undo journal (undo.c) the half change is taken back, and it is marked dead.
  */
 #include "entry.h"
 #include "heap.h"
@@ -74,7 +74,7 @@ int sp_acquire(local_t *l)
         pthread_mutex_consistent(&c->lock);
         if (c->dirty && !sp_undo_roll_back(c)) sp_fail(c, FATAL_DIRTY, dead);
     }
-    c->owner = l->rank;
+    __atomic_store_n(&c->owner, l->rank, __ATOMIC_SEQ_CST);
     __atomic_store_n(&c->dirty, 1, __ATOMIC_SEQ_CST);
     c->entries++;
     sp_undo_begin(c);
@@ -90,6 +90,9 @@ void sp_release(local_t *l, int wake_all)
     if (wake_all)
         for (i64 p = 0; p < c->cfg.n; p++) __atomic_add_fetch(&RANK(c, p)->word, 1, __ATOMIC_RELEASE);
     __atomic_store_n(&c->dirty, 0, __ATOMIC_SEQ_CST);
+#ifndef BREAK_OWNER
+    __atomic_store_n(&c->owner, -1, __ATOMIC_SEQ_CST); /* who dies with the lock and before it says so is not me */
+#endif
     pthread_mutex_unlock(&c->lock);
     if (wake_all) {
         for (i64 p = 0; p < c->cfg.n; p++) futex(&RANK(c, p)->word, FUTEX_WAKE, 1, 0);

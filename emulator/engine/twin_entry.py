@@ -69,6 +69,7 @@ class TwinEntry(TwinWall):
         if code == errno.ETIMEDOUT:
             self._core.fail(FATAL_WALL, self.rank)
             return False
+        dead, m.facts[m.OWNER] = m.facts[m.OWNER], self.rank
         core = self._core
         core.woken.clear()
         if m.facts[m.BLOB] != self._blob_seen:
@@ -77,10 +78,10 @@ class TwinEntry(TwinWall):
         if code == errno.EOWNERDEAD:
             self._wake_all = True  # the dead one may have decided waits and not woken anybody
             if m.facts[m.DIRTY]:
-                core.fail(FATAL_DIRTY, m.facts[m.OWNER])
-            else:
-                core.mark_dead(m.facts[m.OWNER])
-        m.facts[m.OWNER], m.facts[m.DIRTY] = self.rank, 1
+                core.fail(FATAL_DIRTY, dead)
+            elif dead >= 0:  # else it died before it said who it is
+                core.mark_dead(dead)
+        m.facts[m.DIRTY] = 1
         m.facts[m.ENTRIES] += 1
         return True
 
@@ -99,6 +100,7 @@ class TwinEntry(TwinWall):
         for p in woken:
             m.word[p] = m.word[p] + 1 & 0x7FFFFFFF
         m.facts[m.DIRTY] = 0
+        m.facts[m.OWNER] = -1
         hostcalls.unlock_mutex(self._lock)
         for p in woken:
             if p != self.rank or wake_all:

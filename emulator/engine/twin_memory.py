@@ -109,6 +109,7 @@ class Memory:
     def initialise(self) -> None:
         """First state; once, before anyone attaches."""
         n, cfg = self.n, self.cfg
+        self.facts[self.OWNER] = -1
         self.posted_at[:] = self.low[:] = self.records_at[:] = INF
         ranks = np.arange(n)
         chips, nodes = ranks // cfg.dies_per_chip, ranks // cfg.dies_per_node

@@ -13,7 +13,6 @@ LONGEST = (
     "launch/test_death.py",
     "test_determinism.py",
     "serving/test_replay.py",
-    "ep/test_many_ranks.py",
     "launch/test_like_python.py",
     "launch/test_forkserver.py",
     "test_monotone.py",

@@ -45,7 +45,7 @@ def differences(seed, kinds=("python",), variants=({},), module=None, machine=No
     return None, digests
 
 
-SAMPLE = min(COUNT, 12)
+SAMPLE = min(COUNT, 6)
 
 
 @pytest.mark.multirank

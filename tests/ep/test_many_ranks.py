@@ -3,10 +3,10 @@
 import pytest
 from ranks import run_ranks
 
-pytestmark = [pytest.mark.multirank, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.multirank, pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(300)]
 
 SIZES = """
-import sys, time
+import time
 from types import SimpleNamespace
 import numpy as np, emulator
 from collectives.ep import SCHEMES, ExpertParallel
@@ -19,7 +19,6 @@ SPLITS = {  # ranks of the machine, group after group, and where one group ends
     "320 + 64, all over the machine": (WHOLE * 5 % n, (320,)),
     "384": (WHOLE, ()),
 }
-SPLITS = dict(list(SPLITS.items())[: int(sys.argv[1])])
 
 def draw(size, seed):
     '''Tokens [R], choices [R, T, K] and rows [R, T, H] of a group; the first rank has no tokens, nobody
@@ -70,19 +69,16 @@ report(done=done, took=took)
 """
 
 
-@pytest.mark.parametrize("splits", [1, pytest.param(3, marks=pytest.mark.sweep)])
-def test_groups_of_127_128_129_320_64_and_384_ranks(splits):
+def test_groups_of_127_128_129_320_64_and_384_ranks():
     """DeepEP and vLLM reports of sizes that work at 64 and not at 127, 129 or 320. Every scheme, three splits
-    of 384 ranks (a sample: the first), the groups of a split at once; values from loops over the routing,
-    which every rank draws.
+    of 384 ranks, the groups of a split at once; values from loops over the routing, which every rank draws.
     Mutation that fails: size blocks by the ranks of the own group (leave out `_largest`): the buffers of
     127, 128 and 129 ranks are then not alike, and nobody gets one."""
-    ran = run_ranks(384, SIZES, timeout_s=280, args=(str(splits),))
+    ran = run_ranks(384, SIZES, timeout_s=280)
     sizes = sorted(tuple(r["done"]) for r in ran.reports.values())
     split = [127] * 127 + [128] * 128 + [129] * 129
     assert len(sizes) == 384 and [s[0] for s in sizes] == split
-    if splits == 3:
-        assert sum(s[6] == 320 for s in sizes) == 320 and {s[12:] for s in sizes} == {(384,) * 6}
+    assert sum(s[6] == 320 for s in sizes) == 320 and {s[12:] for s in sizes} == {(384,) * 6}
     print(
         {
             name: round(max(r["took"][name] for r in ran.reports.values()), 1)

@@ -10,7 +10,7 @@ from sandbox import BIN, Sandbox, wait_for
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGTERM, marks=pytest.mark.sweep), signal.SIGKILL])
 def test_a_killed_chaos_leaves_no_rank(sandbox: Sandbox, signum: signal.Signals) -> None:
     """Fails on a build whose mpirun is not tied to the command. What kill -9 leaves of its files, the next
     run removes."""

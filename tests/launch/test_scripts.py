@@ -18,6 +18,7 @@ def run(sandbox: Sandbox, name: str, *arguments: str, **env: str) -> str:
     return str(result.stdout)
 
 
+@pytest.mark.sweep
 def test_compare_paths(sandbox: Sandbox) -> None:
     out = run(sandbox, "compare_paths.sh", RANKS="4")
     shared, rma, verdict, *compared = out.splitlines()

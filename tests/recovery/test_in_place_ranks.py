@@ -134,6 +134,11 @@ WIDER = (
     "the front end's ring is full",
     "queue pairs and NICs fail",
     "leaves, dies outside",
+    "pages lost while it decodes",
+    "pages lost inside combine",
+    "inside combine",
+    "before sampling",
+    "all but one",
     "one leaves, another dies",
 )
 """Scenarios of the sweeps."""

@@ -1,4 +1,4 @@
-"""A rank killed just after it took the engine's lock, before it said who it is: nobody else passes for dead."""
+"""A rank killed after it took the engine's lock, before it said who it is: nobody else passes for dead."""
 
 import ctypes
 import dataclasses

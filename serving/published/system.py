@@ -97,10 +97,16 @@ def streams_at(system: System, attention_cores: int) -> System:
     vector cores go with them. One without streams of its own stays as it is."""
     if system.entries is None:
         return system
-    cores = load_profile(MACHINE, {}).integer("die.aic_cores")
-    share = attention_cores / cores
-    streams = _at(system.entries, share, share), _at(system.entries, 1 - share, 1 - share)
-    return replace(system, attention=streams[0], moe=streams[1])
+    attention, moe = _streams_at(system.name, attention_cores)
+    return replace(system, attention=attention, moe=moe)
+
+
+@cache
+def _streams_at(name: str, attention_cores: int) -> tuple[PricedModel, PricedModel]:
+    entries = load_system(name).entries
+    assert entries is not None
+    share = attention_cores / load_profile(MACHINE, {}).integer("die.aic_cores")
+    return _at(entries, share, share), _at(entries, 1 - share, 1 - share)
 
 
 def _stream(entries: Profile, name: str) -> PricedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -51,7 +52,7 @@ def error(row: dict[str, float], dilation: float) -> float:
 
 def told(command: list[str]) -> str:
     """A command as a reader may give it: paths by their last part."""
-    return " ".join(Path(word).name if "/" in word else word for word in command)
+    return shlex.join(Path(word).name if "/" in word else word for word in command)
 
 
 @functools.cache

@@ -48,6 +48,13 @@ def tell(processes: list[int], folder: Path) -> str:
     return "\n".join(lines)
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used, 0 when it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return _cpu_s(_stat(Path(f"/proc/{pid}/stat"))[1])
+    return 0.0
+
+
 def end(processes: list[int]) -> None:
     """Kill them; whoever of them is gone is gone."""
     for pid in processes:

@@ -3,6 +3,7 @@
 Exit code 0 if a pod of at least 16 ranks can start here, 1 if something must change first.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -27,6 +28,7 @@ from launch import board, limits, mpirun, osproc, paths
 _SIZES = (16, 32, 64, 128, 256, 384, 768)
 _LEAST_RANKS = 16
 _COMPACTION = Path("/proc/sys/vm/compaction_proactiveness")
+_PIECES = Path(__file__).parents[1] / "serving" / "model" / "native" / "_fused.so"
 _BUILD = "install a C compiler, then pip install superpod again"
 
 
@@ -123,6 +125,20 @@ def _core() -> Finding:
     return _built("engine core", core_available(), "the Python engine (same results, slower)")
 
 
+def _pieces() -> Finding:
+    """The compiled pieces of a layer (serving/model/fused.py); every process proves their bits before use."""
+    fall_back = "plain torch (same bits, slower decode steps)"
+    if os.environ.get("SUPERPOD_PLAIN_TORCH"):
+        return Finding("model pieces", f"left out: {fall_back}", "note", "unset SUPERPOD_PLAIN_TORCH")
+    try:
+        usable = ctypes.PyDLL(str(_PIECES)).fused_usable()
+    except OSError:
+        return _built("model pieces", False, fall_back)
+    if not usable:
+        return Finding("model pieces", f"fall-back: {fall_back}", "note", "a processor with AVX2 and FMA")
+    return _built("model pieces", True, fall_back)
+
+
 def _stub() -> Finding:
     return _built("rank stub", os.access(paths.STUB, os.X_OK), "the Python stub (slower start)")
 
@@ -192,6 +208,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _mpi4py,
     _compiler,
     _core,
+    _pieces,
     _stub,
     _board,
     _image,

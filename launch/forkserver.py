@@ -68,6 +68,7 @@ class Server:
         self.idle_s = warm.idle_seconds(os.environ)
         self.jobs: dict[str, _Job] = {}  # that still gather stubs, by namespace
         self.templates: dict[int, _Job] = {}
+        self.private: set[int] = set()  # servers forked for runs that go on
         self.fingerprint = fingerprint()
         self.sent = ""
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -92,7 +93,7 @@ class Server:
                 else:
                     self._reap()
             self._report()
-            if busy or self.templates or self.owner:
+            if busy or self.templates or self.private or self.owner:
                 idle_since = time.monotonic()
             if self.listener is None and not self.templates:
                 return None
@@ -134,6 +135,7 @@ class Server:
         """Fork the private server of a run (warm.py): it lives on its own, and as long as its command."""
         pid = os.fork()
         if pid:
+            self.private.add(pid)
             wire.send_note(command, wire.STARTED, pid)
             return
         try:
@@ -232,6 +234,7 @@ class Server:
                 return
             if not pid:
                 return
+            self.private.discard(pid)
             if pid in self.templates:
                 self._end_job(self.templates.pop(pid))
 
@@ -245,9 +248,9 @@ class Server:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0] not in (0, *self.templates):
-                    pass
+            for pid in left:  # these alone: whoever else has ended, say another job's template, is `_reap`'s
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
             time.sleep(0.002)
         if not self.shm:
             shutil.rmtree(job.shm, ignore_errors=True)

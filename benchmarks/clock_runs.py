@@ -56,18 +56,18 @@ def told(command: list[str]) -> str:
 
 
 @functools.cache
-def suggested(ranks: int, part: str, out: Path) -> float:
-    """What a short run of a part at a small dilation suggests: the least at which each kind of its delays is
+def suggested(ranks: int, part: str, out: Path) -> tuple[float, float]:
+    """What a short run of a part at a small dilation suggests, and from where on each kind of its delays is
     kept."""
     _, result = run(ranks, part, out, 1000.0)
     wall = result["wall"]
-    found, expected = wall["kept"]["suggested_for_each"], wall["host"]["single_transfers_dilation"]
+    found, each = float(wall["suggested_dilation"]), float(wall["kept"]["suggested_for_each"])
     print(
-        f"  {part} on {ranks} ranks at 1000: suggests {wall['kept']['suggested_dilation']:g} as a whole, "
-        f"{found:g} for each kind of delay; {expected:g} was expected for single transfers",
+        f"  {part} on {ranks} ranks x 1000: suggests {found:g}, each kind of delay is kept from {each:g} on, "
+        f"single transfers were expected to need {wall['host']['single_transfers_dilation']:g}",
         flush=True,
     )
-    return float(found)
+    return found, each
 
 
 def marked(name: str, kept: dict[str, Any], dilation: float, command: str) -> Verdict:

@@ -2,7 +2,7 @@
 
     python benchmarks/clocks.py [--only NAME,…] [--ranks 8] [--large 64] [--json OUT] [--plot OUT.svg]
 
-operations: p50 of put, get, dispatch and all-reduce, wall beside virtual, at the suggested dilation
+operations: p50 of put, get, dispatch and all-reduce, wall beside virtual, where each kind of delay is kept
 linear:     doubling an injected delay doubles the achieved one
 apart:      latency alone leaves bandwidth untouched, and the reverse, over 1:1,000
 replay:     8 requests that arrive together, 4 output tokens, on --ranks; both clocks
@@ -73,7 +73,7 @@ Told = tuple[Any, list[Verdict]]
 
 
 def operations(a: Case) -> Told:
-    dilation = suggested(a.ranks, "operations", a.out)
+    _, dilation = suggested(a.ranks, "operations", a.out)
     virtual, _ = run(a.ranks, "operations", a.out, None)
     wall, result = run(a.ranks, "operations", a.out, dilation)
     verdicts, kept = [], result["wall"]["kept"]
@@ -87,16 +87,15 @@ def operations(a: Case) -> Told:
         found = f"{row['error']:+.2%} of {row['host_ms']:.1f} ms" + ("" if same else ", NOT the virtual time")
         met = same and (abs(row["error"]) <= LIMIT or row["host_ms"] < LEAST_MS)
         verdicts.append(Verdict(f"{a.ranks} ranks, p50 of {name}", "5 %", found, met, result["command"]))
-    verdicts += both_sides(
-        f"{a.ranks} ranks, single transfers", a.ranks, a, suggested(a.ranks, "linear", a.out)
-    )
+    verdicts += both_sides(a)
     return {"dilation": dilation, "rows": wall, "kept": kept}, verdicts
 
 
-def both_sides(name: str, ranks: int, a: Case, dilation: float) -> list[Verdict]:
+def both_sides(a: Case) -> list[Verdict]:
     """A run of single transfers at its suggested dilation is trustworthy, one below is marked."""
-    _, at = run(ranks, "linear", a.out, dilation)
-    _, below = run(ranks, "linear", a.out, dilation / BELOW)
+    name, (dilation, _) = f"{a.ranks} ranks, single transfers", suggested(a.ranks, "linear", a.out)
+    _, at = run(a.ranks, "linear", a.out, dilation)
+    _, below = run(a.ranks, "linear", a.out, dilation / BELOW)
     kept = at["wall"]["kept"]
     line = f"{name} at the suggested dilation of {dilation:g}: trustworthy"
     return [
@@ -106,7 +105,7 @@ def both_sides(name: str, ranks: int, a: Case, dilation: float) -> list[Verdict]
 
 
 def linear(a: Case) -> Told:
-    dilation, got, verdicts = suggested(a.ranks, "linear", a.out), {}, []
+    (dilation, _), got, verdicts = suggested(a.ranks, "linear", a.out), {}, []
     for latency in (2, 4, 8, 16, 32):
         rows, result = run(a.ranks, "linear", a.out, dilation, "--set", f"ub.latency_intra_us={latency}")
         got[latency] = rows["small get"]
@@ -214,7 +213,7 @@ def large(a: Case) -> Told:
 
 
 def large_dispatch(a: Case) -> Told:
-    dilation, found, verdicts = suggested(a.large, "large", a.out), {}, []
+    (dilation, _), found, verdicts = suggested(a.large, "large", a.out), {}, []
     for d in (dilation, dilation / BELOW):
         began = time.monotonic()
         rows, result = run(a.large, "large", a.out, d)

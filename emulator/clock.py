@@ -221,7 +221,8 @@ def wall_table(report: Mapping[str, Any]) -> str:
         f"wall clock: dilation {report['dilation']:g}, compute {report['compute']}{factor}{spin}, "
         f"{host['ranks_per_core']:g} ranks a core; "
         f"wake-ups of this host late by p50 {host['wake']['p50_us']:g}, "
-        f"p99 {host['wake']['p99_us']:g}, max {host['wake']['max_us']:g} us",
+        f"p99 {host['wake']['p99_us']:g}, max {host['wake']['max_us']:g} us; "
+        f"single transfers by all ranks at once are expected to need {host['single_transfers_dilation']:g}",
         f"{'operation, emulated us':<28}{'count':>8}{'requested p50':>15}{'p99':>10}{'achieved p50':>14}"
         f"{'p99':>10}{'late p50':>10}{'p99':>9}{'max us':>10}{'error':>10}",
     ]
@@ -232,9 +233,8 @@ def wall_table(report: Mapping[str, Any]) -> str:
         f"{100 * kept['share_late']:.1f} % of {kept['delays']} delays off by more than 5 %"
     )
     lines.append(
-        f"suggested dilation: {kept['suggested_dilation']:g} for the run as a whole, "
-        f"{kept['suggested_for_each']:g} for each kind of delay; "
-        f"{host['single_transfers_dilation']:g} was expected for single transfers by all ranks at once"
+        f"suggested dilation: {report['suggested_dilation']:g} "
+        f"(each kind of delay is kept from {kept['suggested_for_each']:g} on)"
     )
     return "\n".join([*lines, verdict])
 

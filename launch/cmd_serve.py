@@ -46,7 +46,7 @@ from launch.pod import OpenPod, prepare
 from launch.seed_option import seed_option
 from launch.serve_api import SETTINGS
 from launch.vllm_options import check_unknown
-from serving.api.settings import ServerSettings
+from serving.api.settings import ServerSettings, url_of
 from serving.decode.settings import split_overrides
 from serving.replay import Replay
 from serving.report import sum_fields
@@ -247,13 +247,8 @@ class _Serving:
             self._await_api()
             before = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
             self._pod = OpenPod(self._directory)
-            host, port = self._listener.getsockname()[:2]
-            where = f"[{host}]" if ":" in host else host
-            print(
-                f"superpod: http://{where}:{port} ({self._ranks} ranks are starting)",
-                file=sys.stderr,
-                flush=True,
-            )
+            where = url_of(self._listener)
+            print(f"superpod: {where} ({self._ranks} ranks are starting)", file=sys.stderr, flush=True)
             try:
                 self._watch(self._pod)
             finally:

@@ -28,7 +28,7 @@ from serving.api.app import Parts, make_app
 from serving.api.engine_client import EngineClient
 from serving.api.errors import ApiError
 from serving.api.prom import Metrics
-from serving.api.settings import ServerSettings
+from serving.api.settings import ServerSettings, url_of
 from serving.api.tokenizer import GenerationDefaults, load_tokenizer
 from serving.api.vocabulary import token_bytes
 from serving.feed import Feed
@@ -115,9 +115,16 @@ async def _serve(parts: Parts, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_reader(0, hear)
+
+    async def say_ready() -> None:
+        await client.ready.wait()
+        print(f"superpod: ready: {url_of(listener)}", file=sys.stderr, flush=True)
+
     client.start()
     print("ready", flush=True)
+    said = loop.create_task(say_ready())
     await server.serve(sockets=[listener])
+    said.cancel()
     await client.shut_down()
 
 

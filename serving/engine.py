@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -241,6 +241,9 @@ class ServingEngine:
         self._marks: list[tuple[Request, Mark]] = []
         """How far answers were before a step whose outputs are not given yet."""
         self.speculation: Speculating | None = None
+        self._boundary_ps: dict[int, int] = {}
+        """Of requests not yet handed out that came at a step's boundary: when that was here. No word of the
+        exchange before it was given later, on any rank; the shared clock is rounded down."""
 
     def run(self) -> None:
         """Serve until no rank has work and no request is to come."""
@@ -279,12 +282,15 @@ class ServingEngine:
                 self._abort(command.request_id)
             elif command.refused is None:
                 self._dispatcher.add(command.spec)
+                if command.now:
+                    self._boundary_ps[command.spec.request_id] = self._clock.now_ps
             else:
                 self._end_unserved(Request(command.spec), command.refused)
 
     def _abort(self, request_id: int) -> None:
         spec = self._dispatcher.cancel(request_id)
         if spec is not None:
+            self._boundary_ps.pop(request_id, None)
             self._end_unserved(self.open_request(spec), None)
         elif (request := self._scheduler.abort(request_id)) is not None:
             self.faults.point("abort", request=request_id)
@@ -315,8 +321,10 @@ class ServingEngine:
 
     def _hand_out(self, loads: NDArray[np.int64], now_ps: int) -> None:
         for rank, spec in self._dispatcher.assign(loads, now_ps):
+            boundary_ps = self._boundary_ps.pop(spec.request_id, None)
             if rank == self._rank:
-                request = self.open_request(spec)
+                arrived = spec if boundary_ps is None else replace(spec, arrival_ps=boundary_ps)
+                request = self.open_request(arrived)
                 self._remember(request)
                 if self._scheduler.add(request):
                     self.faults.point("queued", request=spec.request_id)

@@ -140,10 +140,11 @@ class Feed:
 
 @dataclass(frozen=True)
 class Add:
-    """A request is there; `refused` says why it is not served."""
+    """A request is there; `refused` says why it is not served. now: it has no time of arrival of its own."""
 
     spec: RequestSpec
     refused: str | None = None
+    now: bool = False
 
 
 @dataclass(frozen=True)
@@ -309,7 +310,8 @@ def _commands(entries: Sequence[Mapping[str, Any]], now_ps: int) -> Iterator[Com
         if "add" in entry:
             spec = spec_of(entry["add"], now_ps)
             late = f"arrival at {spec.arrival_ps} ps is past: the engine is at {now_ps} ps"
-            yield Add(spec, late if spec.arrival_ps < now_ps else None)
+            is_now = entry["add"]["arrival_ps"] is None
+            yield Add(spec, late if spec.arrival_ps < now_ps else None, is_now)
         elif "abort" in entry:
             yield Abort(int(entry["abort"]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,3 +37,9 @@ class ServerSettings:
         file = Path(path)
         file.touch(mode=0o600)
         file.write_text(json.dumps(asdict(self)))
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

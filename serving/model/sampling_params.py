@@ -16,6 +16,8 @@ MOST_CHOICES = 1024
 """Most parallel answers of one request."""
 MOST_LOGPROBS = 20
 """Most alternatives a token is reported with (source: vLLM's `--max-logprobs` default)."""
+MOST_STOPS = 64
+"""Most stop strings of a request: each is looked for after every token."""
 _MOST_SEED = (1 << 63) - 1
 _BIAS = 100.0
 
@@ -115,6 +117,8 @@ class SamplingParams:
                 raise UsageError(f"{name} must be true or false, got {getattr(self, name)!r}")
 
     def _check_ends(self) -> None:
+        if len(self.stop) > MOST_STOPS:
+            raise UsageError(f"stop must be at most {MOST_STOPS} strings, got {len(self.stop)}")
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise UsageError(f"stop must be strings that are not empty, got {list(self.stop)!r}")
         if any(not _is_int(t) or t < 0 for t in self.stop_token_ids):

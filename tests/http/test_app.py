@@ -177,6 +177,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     (COMPLETIONS, {"prompt": [[1]] * 1000, "n": 1000}, 400, "answers"),
     (COMPLETIONS, {"prompt": [1], "temperature": -1}, 400, "temperature"),
     (COMPLETIONS, {"prompt": [1], "stop": [""]}, 400, "stop"),
+    (COMPLETIONS, {"prompt": [1], "stop": ["a"] * 65}, 400, "at most 64 strings, got 65"),
     (COMPLETIONS, {"prompt": [1], "stop": ["a"]}, 400, "tokenizer"),
     (COMPLETIONS, {"prompt": [1], "logprobs": 100}, 400, "logprobs"),
     (COMPLETIONS, {"prompt": [1], "stop_token_ids": [600]}, 400, "600"),

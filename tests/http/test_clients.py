@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -94,3 +95,63 @@ async def _served(
 
     async with server:
         return await use(ask)
+
+
+MANY = 4_000
+"""Tokens of an answer that no buffer between the server and a client holds."""
+
+
+def test_a_client_that_does_not_read_holds_up_nobody() -> None:
+    """While a stream stands still others are answered, and little is kept for it; read at last, it is whole.
+    Mutation: chunks handed to the transport without waiting for it (its buffer grows to the whole answer)."""
+
+    async def use(port: int, state: ServerState) -> tuple[int, list[bytes], bytes]:
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(slow, ("127.0.0.1", port))
+        await loop.sock_sendall(slow, completion(MANY, stream=True))
+        others = [await asyncio.wait_for(asked(port, completion(1)), 20) for _ in range(3)]
+        kept = max(c.transport.get_write_buffer_size() for c in state.connections)
+        heard = b""
+        while part := await asyncio.wait_for(loop.sock_recv(slow, 1 << 16), 20):
+            heard += part
+        slow.close()
+        return kept, others, heard
+
+    kept, others, heard = asyncio.run(_with_port(use))
+    assert [answer.partition(b" ")[2][:3] for answer in others] == [b"200"] * 3
+    assert 0 < kept < 200_000 < len(heard)
+    assert heard.count(b'"token_times_ps"') == MANY and b"data: [DONE]" in heard
+
+
+def completion(count: int, **more: Any) -> bytes:
+    """A request of so many tokens, closing its connection."""
+    body = json.dumps(
+        {"model": "tiny", "prompt": [3], "max_tokens": count, "ignore_eos": True, **more}
+    ).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+async def asked(port: int, said: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(said)
+    heard = await reader.read()
+    writer.close()
+    return heard
+
+
+async def _with_port(use: Callable[[int, ServerState], Awaitable[Any]]) -> Any:
+    """Serve on a socket whose send buffer is small."""
+    app = app_of(FakeEngine(lambda request: [5] * request.max_output), max_model_len=2 * MANY)
+    config = uvicorn.Config(app, lifespan="off", log_level="error")
+    config.load()
+    state, listener = ServerState(), socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
+    made = lambda: serve_api._Patient(config=config, server_state=state, app_state={})  # noqa: E731
+    app.state.client.start()
+    server = await asyncio.get_running_loop().create_server(made, sock=listener)
+    async with server:
+        return await use(listener.getsockname()[1], state)

@@ -86,6 +86,11 @@ class Server:
         assert found is not None, line + self.process.stderr.read()
         self.url = found[0]
 
+    def ready(self) -> str:
+        """What is said when requests can be served."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
@@ -233,6 +238,7 @@ async def refused(client: openai.AsyncOpenAI, http: httpx.AsyncClient, server: S
 def test_serve_record_and_replay(
     made: Made, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert server.ready() == f"superpod: ready: {server.url}\n"
     answers = asyncio.run(everything(made, server))
     words = ["--base-url", server.url, "--api-key", "k3y", "--num-prompts", "8", "--request-rate", "50"]
     words += ["--random-input-len", "6", "--random-output-len", "5", "--json", str(tmp_path / "bench.json")]
@@ -272,7 +278,7 @@ def test_llm(made: Made) -> None:
             llm.generate("x", [GREEDY, GREEDY])
     ids = made.tokenizer.encode("hello the")
     for output, prompt in zip(found, (ids, [5, 6, 7]), strict=True):
-        assert output.prompt_token_ids == prompt and output.arrival_ps == 0
+        assert output.prompt_token_ids == prompt and 0 < output.arrival_ps < TICK_PS
         for answer in output.outputs:
             assert (
                 answer.token_ids
@@ -281,4 +287,4 @@ def test_llm(made: Made) -> None:
             assert len(answer.logprobs or []) == len(answer.token_times_ps) == len(answer.token_ids)
     assert later[0].outputs[0].token_ids == reference(made, ids, GREEDY, 6)
     last_ps = max(t for o in found for a in o.outputs for t in a.token_times_ps)
-    assert later[0].arrival_ps > last_ps - TICK_PS
+    assert last_ps < later[0].arrival_ps < last_ps + TICK_PS, "not before the step's end, to the picosecond"

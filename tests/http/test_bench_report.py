@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,8 @@ def test_the_report_by_hand() -> None:
     }
     for key, value in wanted.items():
         assert found[key] == pytest.approx(value), key
+    later = [replace(call, start=call.start + 2) for call in calls()]
+    assert report(later)["duration"] == pytest.approx(0.36), "from the first arrival, not from 0"
     text = table(found, [50, 99])
     assert "Request goodput (req/s):                 5.56" in text and "P99 TPOT (ms):" in text
 

@@ -42,13 +42,15 @@ async def sent(*parts: bytes, end: str = "whole") -> AsyncIterator[dict[str, Any
     ],
 )
 def test_a_body_that_does_not_come_well(parts: list[bytes], end: str, status: int) -> None:
-    """Mutations: no time-out (hangs); one that counts the whole body; reading on for ever."""
+    """Mutations: no time-out (hangs); reading on for ever."""
     with pytest.raises(ApiError) as refused:
         asyncio.run(read_body(request_of(sent(*parts, end=end)), patience_s=0.2))
     assert refused.value.status == status
 
 
 def test_a_slow_body_is_a_body() -> None:
+    """Mutation: a time-out of the whole body instead of a silence."""
+
     async def slow() -> AsyncIterator[dict[str, Any]]:
         for byte in b"hello":
             await asyncio.sleep(0.06)

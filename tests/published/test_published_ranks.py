@@ -21,7 +21,8 @@ LAYER_US = dict(zip(CASES, (1722.9764869166668, 2718.3343561666666, 5344.1568593
 
 
 def test_layers_take_what_they_took(tmp_path: Path) -> None:
-    """Mutations: a stream's work after the other's; a combine at dispatch's charges; jitter left out."""
+    """Mutations: a stream's work after the other's; a combine at dispatch's charges; jitter left out; the
+    published cores for every case."""
     words = [word for case in CASES for word in ("--case", case)]
     out = tmp_path / "cases.json"
     ran = subprocess.run(

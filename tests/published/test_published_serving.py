@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,3 +154,19 @@ def test_figures_by_hand() -> None:
     assert fill.tokens_per_s == pytest.approx(2 * 8192 * 1000 / (9 + 55 * 2))
     twice = Figures(PREFILL, found_of([10 * ms, 14 * ms, 18 * ms], 58))
     assert gain(fill, twice) == pytest.approx(100)
+
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "calibrate_serving.json"
+"""Written by `superpod calibrate --serving --json` on 32, 288 and 320 ranks."""
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no run of all cases has been recorded")
+def test_the_recorded_measurements_are_within_the_bound() -> None:
+    """What ranks measured comes to the rows that were told then, whose median error is at most 8 %."""
+    told = json.loads(RECORDED.read_text())
+    found = rows(values(told["measured"]))
+    assert set(told["measured"]) == {case.name for case in PUBLISHED}
+    then = {row["name"]: row["error_pct"] for row in told["rows"]}
+    assert {row.name: row.error_pct for row in found} == pytest.approx(then, nan_ok=True)
+    whole = next(summary for summary in summaries(found) if summary.name == "all")
+    assert whole.median <= MEDIAN_BOUND

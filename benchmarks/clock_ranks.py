@@ -55,6 +55,11 @@ def rank_program(part: str, out: str) -> None:
     }
     chosen, times_each = CHOSEN[part]
     found = {}
+    device.engine.hold_clock()  # what is only done the first time belongs to no delay
+    for name in chosen:
+        calls[name]()
+    device.barrier()
+    emulator.start_clock()
     for name in chosen:
         times: list[tuple[int, int]] = []
         for _ in range(times_each):

@@ -44,7 +44,7 @@ DOUBLING_LIMIT = 0.02
 LEAST_MS = 2.0
 """Delays of at least so many host ms are judged."""
 REPLAY_S, LARGE_S = 180.0, 600.0
-BELOW = 4
+BELOW = 8
 """A run below the suggested dilation has a so many times smaller one."""
 APART = (
     ("latency", "large get", "ub.latency_intra_us", ((0.5, 32_000), (5, 4_000), (50, 1_000), (500, 400))),

@@ -178,7 +178,8 @@ def compute(
 
 def start_clock() -> None:
     """Wall clock: forget the host time that setting up took. All ranks call it, after they have met in a
-    barrier; under the virtual clock it does nothing."""
+    barrier and then paused (`sleep_ps`) for longer than they leave it apart: nobody may still wait for what
+    another does next. Under the virtual clock it does nothing."""
     device().engine.start_clock()
 
 

@@ -73,7 +73,7 @@ Told = tuple[Any, list[Verdict]]
 
 
 def operations(a: Case) -> Told:
-    _, dilation = suggested(a.ranks, "operations", a.out)
+    dilation = max(suggested(a.ranks, part, a.out)[1] for part in ("operations", "linear"))
     virtual, _ = run(a.ranks, "operations", a.out, None)
     wall, result = run(a.ranks, "operations", a.out, dilation)
     verdicts, kept = [], result["wall"]["kept"]

@@ -72,7 +72,7 @@ def compare_command(
     """Run one workload over three ways of moving bytes and say what each contract costs."""
     if (op is None) == (faults is None):
         raise UsageError("compare: give --op (a workload), or --faults (a plan)")
-    check_choice("--op", op or "pingpong", tuple(WORKLOADS))
+    check_choice("--op", "pingpong" if op is None else op, tuple(WORKLOADS))
     check_choice("--transport", transport, ("shared", "rma"))
     check_choice("--mpi-over", mpi_over, ("ub", "rdma", "vpc"))
     check_choice("--delivery", delivery, ("natural", "adversarial"))

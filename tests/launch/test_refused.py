@@ -37,6 +37,7 @@ TOO_LARGE = str(1 << 64)
             "--sizes 0K: there is nothing to move",
         ),
         (("bench", "coll", "--coll", "all_reduce", "--real", "x"), "--real: 'x' is no size"),
+        (("compare", "--op", ""), "--op : choose one of pingpong"),
         (("compare", "--op", "pingpong", "--sizes", "0"), "--sizes 0: there is nothing to move"),
         (("bench", "serve", "--request-rate", "0"), "--request-rate 0.0: must be above 0"),
         (("bench", "serve", "--dataset-name", "sharegpt"), "--dataset-path"),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from collectives.agreement import DTYPES, KINDS, NAMES, OPS, TIMED, Descriptor
 from collectives.algorithms import ALGORITHMS, Exchange, Flow, Shape, applicable
+from collectives.at_once import allowed, at_once
 from collectives.buffers import Array, dtype_of
 from collectives.groups import Group
 from collectives.movement import as_schedule
@@ -42,6 +43,8 @@ class How(TypedDict, total=False):
 
 def begin(group: Group, plan: Plan, how: How, send: Any = None, recv: Any = None) -> Work:
     """Call a collective; complete it unless it is asynchronous. Raises: RankLostError, the group is over."""
+    if plan.single and allowed(group) and not how.get("async_op"):
+        return at_once(group, plan, send, recv)
     if group.space.watching:
         group.check()
     group.log.append(plan.note)

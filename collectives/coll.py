@@ -24,15 +24,8 @@ from typing import Unpack
 
 from collectives import p2p, rooted, unequal
 from collectives.algorithms import ONE_EXCHANGE, WHOLE, Flow
-from collectives.buffers import (
-    Array,
-    check_count,
-    check_same,
-    facts,
-    fill_elements,
-    raw_of,
-    spread,
-)
+from collectives.at_once import allowed, at_once
+from collectives.buffers import Array, check_count, check_same, facts, fill_elements, raw_of, spread
 from collectives.calls import Call, Counts, How, begin, key_of, planned
 from collectives.groups import Group
 from collectives.plan import Phase, Plan
@@ -65,12 +58,19 @@ broadcast, reduce, all_to_all_v = told(rooted.broadcast), told(rooted.reduce), t
 gather, gather_v = told(rooted.gather), told(rooted.gather_v)
 scatter, scatter_v = told(rooted.scatter), told(rooted.scatter_v)
 send, recv = told(p2p.send), told(p2p.recv)
+_BARRIER = key_of("barrier", {})
+
+
+def barrier(group: Group, **how: Unpack[How]) -> Work:
+    """Wait until all ranks of the group are here."""
+    plan = None if how else group.plans.get((_BARRIER, False, group.apart))
+    if plan is not None and plan.single and allowed(group):
+        return at_once(group, plan)
+    return _barrier(group, **how)
 
 
 @told
-def barrier(group: Group, **how: Unpack[How]) -> Work:
-    """Wait until all ranks of the group are here."""
-
+def _barrier(group: Group, **how: Unpack[How]) -> Work:
     def make() -> Plan:
         call = Call(group, "barrier", how)
         name = call.choose(0)
@@ -96,8 +96,8 @@ def all_to_all(group: Group, send: Array, recv: Array, **how: Unpack[How]) -> Wo
             raise group.error(SizeError, text, send.size)
         priced = call.priced(send.nbytes // size)
         name = call.choose(priced)
-        [flow] = call.flows(name, priced)
-        return call.plan(name, [_crossing(group, flow, send.nbytes // size)], length=send.size // size)
+        phase = _crossing(group, call.flows(name, priced)[0], send.nbytes // size)
+        return call.plan(name, [phase], length=send.size // size)
 
     key = key_of("all_to_all", how, *facts(send, "all_to_all"), *facts(recv, "all_to_all"))
     return begin(group, planned(group, key, make), how, send, recv)
@@ -230,6 +230,7 @@ def _sums(call: Call, send: Array, op: str) -> tuple[Sums, Fold]:
     """Where the blocks of all and their sums lie, and how they are added up."""
     group, kind, dtype = call.group, send.dtype, call.dtype
     sums = group.store.sums(-(-send.size // group.size) * send.itemsize)
+    sums.compile(group.device, op, dtype)
     return sums, lambda rows: group.fold(rows.view(kind), op, dtype)
 
 

@@ -125,17 +125,15 @@ class Group:
         self.members, self.name, self.epoch = members, name, space.epoch
         self.rank, self.size = members.index(space.device.rank), len(members)
         self.timeout_ps: int | None = None
-        self.apart = False
+        self.apart, self.calls = False, 0
         self.log: deque[tuple[str, int, str, str]] = deque(maxlen=_LOG)
         self.places = np.array(members, np.int32)
         self.nodes: tuple[int, ...] | None = None
-        self.calls = 0
         self.plans: dict[Any, Plan] = {}
         """Plans of calls made before, by what they depend on; see `collectives.calls`."""
         self.open: deque[Work] = deque()
-        self._slot = -1
-        self._splits = 0
-        self._serial = serial
+        self._slot = self.place = -1
+        self._splits, self._serial = 0, serial
         self.comm: Communicator | None = None
         self.exchange_tags: ExchangeTags = exchange_of(space.device)
         self.fold = folder_of(space.device)
@@ -143,7 +141,8 @@ class Group:
         self.enter: Callable[[bytes, int], bool | None] | None = None
         """The compiled entry of collectives, once one has ended: (called, number) -> whether all call the
         same, None if it did nothing. See `Work`."""
-        self.place = -1
+        self.clock: Sequence[int] = ()
+        """The rank's virtual time, ps, first; with `enter`."""
 
     @classmethod
     def world(cls, device: Device) -> Group:
@@ -259,6 +258,7 @@ class Group:
         compiled, channel, mine = self.device.compiled, self.channel, self.store.mine
         if compiled is not None and channel is not None and mine:
             self.enter, self.place = compiled.entrance(channel, self.size, mine), channel
+            self.clock = compiled.clock
 
     def _opened(self) -> SharedStore:
         job = int(self.device.board.header[Board.HEADER_JOB])

@@ -45,6 +45,8 @@ class Plan:
     mark: int
     packed: bytes
     """For `Group.enter`; empty where the flows are no plain exchanges."""
+    single: bool
+    """Whether it is one plain exchange after which nobody spends time alone."""
 
     @classmethod
     def of(
@@ -61,4 +63,5 @@ class Plan:
         packed = b""
         if plain and len(plain) == len(phases) and min(plain) >= 0:
             packed = _CALLED.pack(plain[0], mark, descriptor.balance, *descriptor)
-        return cls(descriptor, algorithm, tuple(phases), note, disagreement, mark, packed)
+        single = bool(packed) and len(phases) == 1 and not getattr(phases[0].flow, "tail_ps", 0)
+        return cls(descriptor, algorithm, tuple(phases), note, disagreement, mark, packed, single)

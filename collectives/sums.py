@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from collectives.buffers import Array, fill_short
 from collectives.pieces import Bytes
+from emulator import Device
 
 if TYPE_CHECKING:
     from collectives.store import SharedStore
@@ -26,6 +27,8 @@ Fold = Callable[[Bytes], npt.NDArray[Any]]
 """uint8 [g, n] -> their sum, of n bytes."""
 _DONE, _BEGUN = 0, 1
 _CHUNK = 1 << 14
+_COMPILED = [("sum", "float32"), ("sum", "bfloat16")]
+_PUBLISH, _ADD_MINE, _ADD_ALL, _TAKE = range(4)
 
 
 class Sums:
@@ -43,9 +46,24 @@ class Sums:
         if self._shared:
             self._marks = store.units(16, 1, after=self._sums)
         self._folded: Bytes | None = None
+        self._call: Callable[[int, int, Bytes | None], object] = lambda what, call, raw: None
+
+    def compile(self, device: Device, op: str, dtype: str) -> None:
+        """Have all of this done by one compiled call each (`engine/sums.c`), if there is one for it."""
+        store, parts = self._store, self._parts
+        if device.compiled is None or not self._shared or not self._unit or (op, dtype) not in _COMPILED:
+            return
+        chunks = [parts.per_chunk, parts.chunks, store.size * parts.per_chunk * self._unit]
+        shape = [store.size, store.rank, self._unit, *chunks, _COMPILED.index((op, dtype))]
+        bases = [parts.base, self._sums.base, self._marks.base]
+        self._call = device.compiled.sums(
+            shape, [a.ctypes.data + base for base in bases for a in store.areas]
+        )
 
     def publish(self, call: int, raw: Bytes) -> None:
         """Publish my vector, and that the sums of the chunk of my number are not there; before I enter."""
+        if self._call(_PUBLISH, call, raw):
+            return
         if self._shared:
             self._marks.publish(call, np.zeros(16, np.uint8))
         self._parts.publish(call, raw)
@@ -53,7 +71,7 @@ class Sums:
     def add_mine(self, call: int, fold: Fold) -> None:
         """See that the sum of my block is published when all have done so, after all have entered: by me, or
         by who has begun with its chunk."""
-        if not self._unit:
+        if not self._unit or self._call(_ADD_MINE, call, None):
             return
         if self._shared:
             mine = self._store.rank // self._parts.per_chunk
@@ -64,7 +82,7 @@ class Sums:
 
     def add_all(self, call: int, fold: Fold) -> None:
         """See that all sums are there, after all have entered."""
-        if not self._unit:
+        if not self._unit or self._call(_ADD_ALL, call, None):
             return
         if self._shared:
             marks, mine = self._marks_of(call), self._store.rank // self._parts.per_chunk
@@ -77,6 +95,8 @@ class Sums:
 
     def take(self, call: int, array: Array) -> None:
         """Put the sums of all blocks into an array in C order; the last may be short."""
+        if array.flags.c_contiguous and self._call(_TAKE, call, array.reshape(-1).view(np.uint8)):
+            return
         if self._folded is not None:
             fill_short(array, self._folded)
             self._folded = None

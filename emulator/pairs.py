@@ -8,7 +8,7 @@ one by one, which give the same bits, times and trace, or raise.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -59,6 +59,7 @@ class CompiledCalls:
         exchange_tags: (channel, record_bytes, tag) as `Device.exchange_tags`, or None if it did nothing.
         move_rows: as `collectives.moves.move_rows`, or None if it did nothing.
         fold_bf16: (rows, count, bytes of a row, bytes between rows, out) of `engine/fold.c`; addresses.
+        clock: the rank's virtual time, ps, in the first place.
         schedule: (steps, sends, step_ps, timeout_ps) as `Device.schedule`, or None if it did nothing.
     """
 
@@ -82,6 +83,7 @@ class CompiledCalls:
         self.fold_bf16: Callable[[int, int, int, int, int], None] = self._lib.sp_fold_bf16
         self._kept += [buffer, board, trace, device.ledger]
         tables = [self._state, device.ledger.wire.ctypes.data, board.dead.ctypes.data]
+        self.clock: Sequence[int] = engine.numbers
         self.schedule: PairCall = self._lib.sp_scheduler(
             self._pack(tables, [STEP_DTYPE, SEND_DTYPE]).ctypes.data
         )
@@ -98,6 +100,21 @@ class CompiledCalls:
         made: PairCall = self._lib.sp_collective_entrance(
             self._pack([self._state, channel, size, *mine], []).ctypes.data
         )
+        return made
+
+    def sums(self, shape: Sequence[int], addresses: Sequence[int]) -> PairCall:
+        """Make the sums of published vectors; see `collectives.sums`.
+
+        Args:
+            shape: ranks, my number, bytes of a block, blocks and bytes of a chunk of all ranks, chunks in the
+                order of `sums_t` of `engine/sums.c`, and 0 for float32, 1 for bfloat16.
+            addresses: of vectors, sums and marks, in calls of even and odd number each.
+
+        Returns:
+            sums(what, call, bytes) -> True, or None if it did nothing.
+        """
+        packed = self._pack([self._state, *shape, *addresses], [])
+        made: PairCall = self._lib.sp_summer(packed.ctypes.data)
         return made
 
     def pair(
@@ -179,6 +196,7 @@ def _library(path: str) -> Any:
         "sp_scheduler": (result, [pointer]),
         "sp_row_mover": (result, [pointer]),
         "sp_collective_entrance": (result, [pointer]),
+        "sp_summer": (result, [pointer]),
         "sp_pair_calls": (result, [pointer]),
         "sp_fold_bf16": (None, [pointer, *[ctypes.c_int64] * 3, pointer]),
     }

@@ -86,6 +86,11 @@ class NativeEngine(BaseEngine):
         return self._local[0]
 
     @property
+    def numbers(self) -> Any:
+        """What the compiled engine says of this rank, int64; the clock (ps) first."""
+        return self._local
+
+    @property
     def _result(self) -> int:  # type: ignore[override]
         return self._local[1]
 

@@ -40,7 +40,10 @@ def test_the_error_names_what_each_process_does(launcher, tmp_path, monkeypatch)
     "plain" where only the command's process group is killed (mpirun gives each rank its own)."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="did not end in 15 s") as caught:
-        run_ranks(2, STUCK, launcher=launcher, timeout_s=15, engine="python", wall_deadline_s=600)
+        segments = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}  # a killed plain run leaves them
+        run_ranks(
+            2, STUCK, launcher=launcher, timeout_s=15, env=segments, engine="python", wall_deadline_s=600
+        )
     text = str(caught.value)
     assert "in wait_for_the_other" in text and "in _sleep_until_woken" in text, text
     assert "prterun" in text and "hrtimer_nanosleep" in text, text

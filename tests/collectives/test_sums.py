@@ -7,7 +7,7 @@ import pytest
 
 from collectives.reduction import fold as fold_in_steps
 from collectives.store import SharedStore
-from collectives.sums import Sums
+from collectives.sums import _BEGUN, Sums
 from emulator.solo import solo_device
 
 DEVICE = solo_device()
@@ -56,3 +56,22 @@ def _reduced(all_sums: list[Sums], call: int, data: list[np.ndarray], kind: str,
     for sums, array in zip(all_sums, taken, strict=True):
         sums.take(call, array)
     return np.stack(taken)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_chunk_that_somebody_began_and_left_is_added_up_by_who_needs_it(tmp_path, compiled):
+    """Whoever began may be asleep or dead. Mutation: `add_all` without its second pass."""
+    if compiled and DEVICE.compiled is None:
+        pytest.skip("needs the compiled core")
+    count, call = 30_000, 3
+    all_sums = of_all(f"{tmp_path}/s", count // 3 * 4, "float32", compiled)
+    assert all_sums[0]._parts.chunks > 1
+    data = [np.full(count, 10**rank, np.float32) for rank in range(3)]
+    for sums, values in zip(all_sums, data, strict=True):
+        sums.publish(call, values.view(np.uint8))
+    for chunk in (0, all_sums[0]._parts.chunks - 1):
+        all_sums[2]._marks.of_rank(call, chunk, 0).view(np.int64)[_BEGUN] = call
+    all_sums[1].add_all(call, lambda rows: fold_in_steps(rows.view(np.float32), "sum", "float32"))
+    taken = np.zeros(count, np.float32)
+    all_sums[0].take(call, taken)
+    assert (taken == 111).all()

@@ -1,7 +1,7 @@
 """Token equality over every layout: `python benchmarks/layout_matrix.py [--ranks 1,4,16] [--json FILE]`.
 
 240 cells: ranks 1, 4, 16, 64, 384 x prefix cache off/on x MTP 0/1/2 x experts moving no/yes x chunked prefill
-off/on x preemption no/forced. The ranks start once for each number of ranks and serve its cells one after
+off/on x preemption no/forced. The ranks start twice for each number of ranks and serve its cells one after
 another (`serving.series`); one process answers the requests once for all of them. Every cell serves requests
 that share a prefix and must give the tokens and logits of that process, bit for bit; cache hits, preemptions,
 moves of experts, accepted and rejected drafts are counted, must have happened where the cell says so, and
@@ -133,7 +133,8 @@ class Kept:
 
 
 def wanted(given: argparse.Namespace, kept: Kept) -> Iterator[list[Cell]]:
-    """The cells to run, for each number of ranks."""
+    """The cells to run, for each number of ranks; those whose experts move apart, for their ranks hold more
+    experts and so have an exchange of their own: 384 ranks with both need 30 GB."""
     ranks = [int(word) for word in given.ranks.split(",")]
     chosen = list(cells(ranks))
     chosen = pairwise(chosen) if given.pairwise else chosen
@@ -141,8 +142,8 @@ def wanted(given: argparse.Namespace, kept: Kept) -> Iterator[list[Cell]]:
         right = {cell for cell, outcome in kept.outcomes.items() if outcome.verdict == "right"}
         chosen = [cell for cell in chosen if cell not in right]
     for n in ranks:
-        if mine := [cell for cell in chosen if cell.ranks == n][: given.cells]:
-            yield mine
+        mine = [cell for cell in chosen if cell.ranks == n][: given.cells]
+        yield from filter(None, ([cell for cell in mine if cell.eplb == eplb] for eplb in (False, True)))
 
 
 def main() -> None:
@@ -163,7 +164,7 @@ def main() -> None:
             make_checkpoint(model, model_config(), 0)
         for mine in groups:
             begin_s, n = time.perf_counter(), mine[0].ranks
-            found += run_cells(mine, Path(name) / f"ranks-{n}", model, kept.add)
+            found += run_cells(mine, Path(name) / f"ranks-{n}-{mine[0].eplb}", model, kept.add)
             print(f"{n} ranks: {len(mine)} cells in {time.perf_counter() - begin_s:.0f} s", flush=True)
     for outcome in found:
         if outcome.verdict != "right":

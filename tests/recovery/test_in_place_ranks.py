@@ -134,7 +134,6 @@ WIDER = (
     "the front end's ring is full",
     "queue pairs and NICs fail",
     "leaves, dies outside",
-    "pages lost while it decodes",
     "pages lost inside combine",
     "inside combine",
     "before sampling",

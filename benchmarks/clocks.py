@@ -47,16 +47,16 @@ REPLAY_S, LARGE_S = 180.0, 600.0
 BELOW = 8
 """A run below the suggested dilation has a so many times smaller one."""
 APART = (
-    ("latency", "large get", "ub.latency_intra_us", ((0.5, 32_000), (5, 4_000), (50, 1_000), (500, 400))),
+    ("latency", "large get", "ub.latency_intra_us", ((0.5, 64_000), (5, 8_000), (50, 1_000), (500, 800))),
     (
         "bandwidth",
         "middle get",
         "ub.read_intra_gb_per_s",
-        ((100, 40_000), (10, 16_000), (1, 16_000), (0.1, 12_000)),
+        ((100, 40_000), (10, 32_000), (1, 32_000), (0.1, 24_000)),
     ),
 )
 """What is varied, the transfer whose bytes count, the key, and its values, each with a dilation at which both
-delays last at least 15 ms."""
+delays last at least 30 ms."""
 PARTS = ("operations", "linear", "apart", "replay", "large", "refused", "sweep")
 
 

@@ -5,8 +5,8 @@
     comm.Allreduce(MPI.IN_PLACE, gradients, op=MPI.SUM)
 
 Everything of `memsem.mpi`, and the collectives of `collectives.mpi_calls` on its communicators. The first
-use of COMM_WORLD is collective (a barrier). Left out: windows and files (see `memsem.window`), group
-objects, intercommunicators, MAXLOC and MINLOC.
+use of COMM_WORLD is collective (a barrier). Left out: windows and files (see `memsem.window`),
+intercommunicators, MAXLOC and MINLOC.
 """
 
 from __future__ import annotations

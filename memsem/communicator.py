@@ -13,11 +13,11 @@ from typing import Any, NoReturn, Self
 from memsem import agreement
 from memsem.datatypes import UNDEFINED
 from memsem.endpoint import CONTEXTS, Endpoint
-from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_RANK, ERR_TAG, failure, is_whole
+from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_GROUP, ERR_RANK, ERR_TAG, failure, is_whole
+from memsem.mpi_group import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
 from memsem.status import ANY_SOURCE, ANY_TAG, LARGEST_TAG, PROC_NULL
 
 COMM_TYPE_SHARED = 0
-IDENT, CONGRUENT, SIMILAR, UNEQUAL = 0, 1, 2, 3
 WORLD_ID, SELF_ID = 0, 1
 _LARGEST = (1 << 31) - 1
 TAG_UB = 1
@@ -149,6 +149,37 @@ class Communicator:
             raise failure(ERR_ARG, f"split type {split_type}: only COMM_TYPE_SHARED", value=split_type)
         device = self.endpoint.device
         return self.Split(device.topology.node_of(device.rank) if split_type != UNDEFINED else UNDEFINED, key)
+
+    def Get_group(self) -> Group:
+        """Return its ranks as a group."""
+        return Group(self.members, self.endpoint.device.rank)
+
+    def Create(self, group: Group) -> Self:
+        """Return the communicator of a group, null for who is not in it. Collective over all ranks here; some
+        may pass another group, if the two have no rank in common.
+
+        Raises:
+            Exception: ERR_GROUP, no group or one of ranks that are not here.
+        """
+        self._check_group(group)
+        number = max(agreement.gather_all(self, self.endpoint.next_id))
+        made = self._made(number, group.members)
+        return made if self.endpoint.device.rank in group.members else type(self)(None, -1, ())
+
+    def Create_group(self, group: Group, tag: int = 0) -> Self:
+        """As `Create`, collective over the group's ranks alone; null, at once, for others. `tag` is for
+        calls of several threads, which a rank has not."""
+        self._check_group(group)
+        if self.endpoint.device.rank not in group.members:
+            return type(self)(None, -1, ())
+        own = Communicator(self._endpoint, self.ident, group.members)
+        return self._made(max(agreement.gather_all(own, self.endpoint.next_id)), group.members)
+
+    def _check_group(self, group: Group) -> None:
+        if not isinstance(group, Group) or not group:
+            raise self._refused(ERR_GROUP, f"{group!r} is no group", group)
+        if strangers := sorted(set(group.members) - set(self.members)):
+            raise self._refused(ERR_GROUP, f"ranks {strangers} of the pod are not in it", strangers)
 
     def _made(self, number: int, members: Sequence[int]) -> Self:
         self.endpoint.next_id = number + 1

@@ -83,6 +83,7 @@ class Endpoint:
         blocking: bool,
         synchronous: bool = False,
         detached: bool = False,
+        kind: int = 0,
     ) -> Operation:
         """Post a send.
 
@@ -92,6 +93,7 @@ class Endpoint:
             call: how reports name it.
             blocking: priced as a blocking send. synchronous: ends at the match, not before.
             detached: ended at once whatever the size (a buffered send).
+            kind: what its elements are, 1 to 15 as caller and receiver agree; 0 says nothing.
 
         Completion: done at once when eager or detached, else when the receiver has fetched it.
         """
@@ -104,7 +106,7 @@ class Endpoint:
             1, kind=K_SEND, peer=dest, context=context, tag=tag, nbytes=shape.envelope_bytes,
             pull_bytes=0 if shape.eager else max(1, shape.pull_bytes), real_bytes=data.size,
             order=ORD_TRACK | ORD_STRONG, done=DONE_ALWAYS if waits else DONE_NEVER,
-            user_a=packed(data.size, shape.eager, self._number(dest)), user_b=OWNER | number,
+            user_a=packed(data.size, shape.eager, self._number(dest), kind), user_b=OWNER | number,
             **shape.envelope._asdict(),
         )  # fmt: skip
         price_ps = shape.send_ps if blocking else shape.isend_ps

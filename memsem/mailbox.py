@@ -23,8 +23,8 @@ from memsem.mpi_errors import ERR_TRUNCATE, SUCCESS
 from memsem.status import ANY_SOURCE, ANY_TAG
 
 Bytes = npt.NDArray[np.uint8]
-LENGTH, NUMBERS = 42, 16
-"""Bits of a message's length and of its number in the word that travels with it."""
+LENGTH, NUMBERS, KINDS = 42, 16, 4
+"""Bits of a message's length, of its number and of its kind in the word that travels with it."""
 NUMBER_BITS = 56
 """A call's number is the low part of its records' `user_b`; the high byte says whose records they are."""
 
@@ -50,6 +50,7 @@ class Operation:
         error: SUCCESS or ERR_TRUNCATE.
         source, tag, nbytes: of the message received; the source as rank in the whole pod.
         number: which of the source's messages to me it is, modulo 2**16.
+        kind: what the sender said its elements are (`Endpoint.send`), below 2**4; 0 if it did not.
         eager: the payload came with the envelope.
         file_id, file_offset: where the payload is staged.
         context, seq: of a receive, by which the engine knows it.
@@ -66,6 +67,7 @@ class Operation:
     tag: int = ANY_TAG
     nbytes: int = 0
     number: int = 0
+    kind: int = 0
     eager: bool = False
     file_id: int = -1
     file_offset: int = 0
@@ -73,10 +75,10 @@ class Operation:
     seq: int = 0
 
 
-def packed(nbytes: int, eager: bool, number: int = 0) -> int:
-    """Say in one word what the receiver must know of a message: which of the sender's messages to it this is
-    (modulo 2**16), its length (below 2**42), and how it travels."""
-    return number % (1 << NUMBERS) << LENGTH + 1 | nbytes << 1 | eager
+def packed(nbytes: int, eager: bool, number: int = 0, kind: int = 0) -> int:
+    """Say in one word what the receiver must know of a message: the kind of its elements (below 2**4), which
+    of the sender's messages to it this is (modulo 2**16), its length (below 2**42), and how it travels."""
+    return (kind << NUMBERS | number % (1 << NUMBERS)) << LENGTH + 1 | nbytes << 1 | eager
 
 
 def length_of(word: int) -> int:
@@ -114,7 +116,8 @@ class Mailbox:
         operation = self._open[number]
         operation.matched = True
         operation.nbytes, operation.eager = length_of(record.value), bool(record.value & 1)
-        operation.number = record.value >> LENGTH + 1
+        operation.number = record.value >> LENGTH + 1 & ((1 << NUMBERS) - 1)
+        operation.kind = record.value >> LENGTH + 1 + NUMBERS
         operation.source, operation.tag = record.rank, record.tag
         operation.file_id, operation.file_offset = record.file_id, record.file_offset
         operation.error = ERR_TRUNCATE if operation.nbytes > operation.capacity else SUCCESS

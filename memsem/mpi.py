@@ -4,9 +4,9 @@
     comm = MPI.COMM_WORLD               # starts the machine at its first use
     if comm.Get_rank() == 0: comm.send({"a": 7}, dest=1)
 
-Point-to-point calls, requests, statuses, datatypes, communicators (`Dup`, `Split`, grids) and `Barrier` are
-here; `collectives.mpi` has all of this and the collectives under the same names. Windows, files and groups
-are not here (`memsem.window` has what the machine offers). `Wtime` is virtual time.
+Point-to-point calls, requests, statuses, datatypes, communicators (`Dup`, `Split`, `Create`, grids), groups
+and `Barrier` are here; `collectives.mpi` has all of this and the collectives under the same names. Windows
+and files are not here (`memsem.window` has what the machine offers). `Wtime` is virtual time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,8 @@ from memsem import basic_types
 from memsem.cart import Cartcomm, Compute_dims, Intracomm
 from memsem.communicator import (
     COMM_TYPE_SHARED,
-    CONGRUENT,
-    IDENT,
     SELF_ID,
-    SIMILAR,
     TAG_UB,
-    UNEQUAL,
     WORLD_ID,
 )
 from memsem.datatypes import DATATYPE_NULL, ORDER_C, ORDER_FORTRAN, UNDEFINED, Datatype
@@ -38,6 +34,7 @@ from memsem.mpi_errors import (
     ERR_COMM,
     ERR_COUNT,
     ERR_DIMS,
+    ERR_GROUP,
     ERR_IN_STATUS,
     ERR_OTHER,
     ERR_PENDING,
@@ -51,6 +48,7 @@ from memsem.mpi_errors import (
     Get_error_class,
     Get_error_string,
 )
+from memsem.mpi_group import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
 from memsem.persistent import Prequest
 from memsem.probed import Message
 from memsem.request import REQUEST_NULL, Request
@@ -60,6 +58,7 @@ THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = 0, 1, 2, 3
 VERSION, SUBVERSION = 4, 1
 MAX_PROCESSOR_NAME = 256
 COMM_NULL = Comm(None, -1, ())
+GROUP_NULL, GROUP_EMPTY = Group(None, -1), Group((), -1)
 COMM_WORLD: Intracomm
 COMM_SELF: Intracomm
 _PS_PER_S = 10**12
@@ -68,9 +67,10 @@ _ended: list[bool] = []
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "COMM_NULL", "COMM_SELF", "COMM_TYPE_SHARED", "COMM_WORLD", "CONGRUENT",
     "Cartcomm", "Comm", "Compute_dims", "DATATYPE_NULL", "Datatype", "ERR_ARG", "ERR_BUFFER", "ERR_COMM",
-    "ERR_COUNT", "ERR_DIMS", "ERR_IN_STATUS", "ERR_OTHER", "ERR_PENDING", "ERR_RANK", "ERR_REQUEST",
-    "ERR_TAG", "ERR_TRUNCATE", "ERR_TYPE", "Exception", "Finalize", "Get_error_class", "Get_error_string",
-    "Get_processor_name", "Get_version", "IDENT", "Init", "Init_thread", "Intracomm", "Is_finalized",
+    "ERR_COUNT", "ERR_DIMS", "ERR_GROUP", "ERR_IN_STATUS", "ERR_OTHER", "ERR_PENDING", "ERR_RANK",
+    "ERR_REQUEST", "ERR_TAG", "ERR_TRUNCATE", "ERR_TYPE", "Exception", "Finalize", "GROUP_EMPTY",
+    "GROUP_NULL", "Get_error_class", "Get_error_string",
+    "Get_processor_name", "Get_version", "Group", "IDENT", "Init", "Init_thread", "Intracomm", "Is_finalized",
     "Is_initialized", "MAX_PROCESSOR_NAME", "Message", "ORDER_C", "ORDER_FORTRAN", "PROC_NULL", "Prequest",
     "Query_thread", "REQUEST_NULL", "Request", "SIMILAR", "SUBVERSION", "SUCCESS", "Status", "TAG_UB",
     "THREAD_FUNNELED", "THREAD_MULTIPLE", "THREAD_SERIALIZED", "THREAD_SINGLE", "UNDEFINED", "UNEQUAL",

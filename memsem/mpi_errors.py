@@ -24,6 +24,7 @@ ERR_TAG = 4
 ERR_COMM = 5
 ERR_RANK = 6
 ERR_REQUEST = 7
+ERR_GROUP = 9
 ERR_DIMS = 12
 ERR_ARG = 13
 ERR_TRUNCATE = 15
@@ -40,6 +41,7 @@ _TEXTS = {
     ERR_COMM: "MPI_ERR_COMM: invalid communicator",
     ERR_RANK: "MPI_ERR_RANK: invalid rank",
     ERR_REQUEST: "MPI_ERR_REQUEST: invalid request",
+    ERR_GROUP: "MPI_ERR_GROUP: invalid group",
     ERR_DIMS: "MPI_ERR_DIMS: invalid topology dimension",
     ERR_ARG: "MPI_ERR_ARG: invalid argument of some other kind",
     ERR_TRUNCATE: "MPI_ERR_TRUNCATE: message truncated",

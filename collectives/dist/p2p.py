@@ -16,12 +16,18 @@ from collectives.agreement import CollectiveTimeoutError
 from collectives.dist.tensors import Array, Landing, flat, landing
 from collectives.dist.work import Handle
 from emulator import Device
-from emulator.errors import SizeError
+from emulator.errors import DtypeError, SizeError
 from memsem.endpoint import CONTEXTS, Endpoint, endpoint_of
 from memsem.mailbox import Bytes, Operation
 from memsem.status import ANY_SOURCE
 
 _FIRST, _NAMED = 1 << 29, 1 << 28
+_DTYPES = (
+    None, torch.uint8, torch.int8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.int16,
+    torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64, torch.float64, torch.complex64,
+    torch.complex128,
+)  # fmt: skip
+"""Kinds of a message's elements; the place is what travels. Others travel as 0 and are not compared."""
 
 
 def context_of(name: str) -> int:
@@ -52,7 +58,9 @@ class Messages:
         """Start a send. The tensor may be changed on return."""
         data = flat(tensor).view(np.uint8)
         call = f"send of {data.size} bytes to group rank {dest}, tag {tag}"
-        operation = self._endpoint.send(self._context, self._members[dest], tag, data, call, blocking=False)
+        operation = self._endpoint.send(
+            self._context, self._members[dest], tag, data, call, blocking=False, kind=_kind_of(tensor)
+        )
         return MessageWork(self, operation, [tensor], None)
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
@@ -111,9 +119,13 @@ class MessageWork(Handle):
         if self._place is None:
             return
         came, room = self._operation.nbytes, self._operation.capacity
+        kind, mine = self._operation.kind, _kind_of(self.results[0])
+        source = self._messages.place_of(self._operation.source)
         if came != room:
-            source = self._messages.place_of(self._operation.source)
             raise SizeError(f"{self._operation.call}: {came} bytes came from group rank {source}")
+        if kind and mine and kind != mine:
+            text = f"{self._operation.call}: {_DTYPES[kind]} came from group rank {source}"
+            raise DtypeError(f"{text}, the tensor is {_DTYPES[mine]}")
         self._place.settle()
 
     def _poll(self) -> bool:
@@ -124,6 +136,10 @@ class MessageWork(Handle):
         return self._messages.place_of(self._operation.source)
 
     source_rank = _source_rank
+
+
+def _kind_of(tensor: torch.Tensor) -> int:
+    return _DTYPES.index(tensor.dtype) if tensor.dtype in _DTYPES else 0
 
 
 def _store(room: Array, data: Bytes) -> None:

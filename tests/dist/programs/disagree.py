@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import emulator
 from collectives.agreement import CollectiveMismatchError, CollectiveTimeoutError
-from emulator.errors import SizeError, UsageError
+from emulator.errors import DtypeError, SizeError, UsageError
 
 dist.init_process_group("superpod")
 me, n = dist.get_rank(), dist.get_world_size()
@@ -37,6 +37,16 @@ if me == 0:
     dist.send(torch.zeros(3), 1)
 if me == 1:
     refused(SizeError, ["12 bytes came from group rank 0"], dist.recv, torch.zeros(2), 0)
+
+# a message of as many bytes and another dtype, eager and rendezvous; equal ones come through after it
+for sent, got in ((torch.zeros(3), torch.int32), (torch.zeros(1 << 20).bfloat16(), torch.float16)):
+    names = [str(got).removeprefix("torch."), f"{sent.dtype} came from group rank 0"]
+    if me == 0:
+        dist.send(sent, 1)
+        dist.isend(sent.view(got), 1).wait()
+    if me == 1:
+        refused(DtypeError, names, dist.recv, torch.zeros(len(sent), dtype=got), 0)
+        dist.irecv(torch.zeros(len(sent), dtype=got), 0).wait()
 
 # a rank that does not come: the others end at their time-out, to the instant in virtual time
 fresh, met = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])

@@ -56,7 +56,7 @@ APART = (
     ),
 )
 """What is varied, the transfer whose bytes count, the key, and its values, each with a dilation at which both
-delays last at least 30 ms."""
+delays last at least 25 ms."""
 PARTS = ("operations", "linear", "apart", "replay", "large", "refused", "sweep")
 
 

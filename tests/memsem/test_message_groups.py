@@ -1,4 +1,4 @@
-"""Groups of ranks and communicators made of them: the same lines under real mpi4py, only the import differs."""
+"""Groups of ranks and communicators made of them: the same lines under real mpi4py but for the import."""
 
 import pytest
 from test_message_same import lines, real_lines

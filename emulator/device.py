@@ -309,8 +309,9 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
 
         `engine`: a handle of the caller's own, when that is another thread than the rank's.
         """
+        self.board.dead[rank] = 1  # first: whom the engine wakes with RankLostError may look here at once
         (engine or self.engine).mark_dead(rank)
-        self.board.dead[rank] = self.board.finished[rank] = 1
+        self.board.finished[rank] = 1
         self.wake_if_all_ended()
 
     def wake_if_all_ended(self) -> bool:

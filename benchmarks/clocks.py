@@ -52,7 +52,7 @@ APART = (
         "bandwidth",
         "middle get",
         "ub.read_intra_gb_per_s",
-        ((100, 40_000), (10, 32_000), (1, 32_000), (0.1, 24_000)),
+        ((100, 80_000), (10, 32_000), (1, 32_000), (0.1, 24_000)),
     ),
 )
 """What is varied, the transfer whose bytes count, the key, and its values, each with a dilation at which both

@@ -39,8 +39,9 @@ def test_the_error_names_what_each_process_does(launcher, tmp_path, monkeypatch)
     """Ranks of a shared fork server are no children of the command and are ended with it; shown to fail for
     "plain" where only the command's process group is killed (mpirun gives each rank its own)."""
     monkeypatch.chdir(tmp_path)
+    segments = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}  # a killed plain run leaves them
+    run_ranks(2, "import emulator; emulator.init()", launcher=launcher, env=segments)  # imports now
     with pytest.raises(AssertionError, match="did not end in 15 s") as caught:
-        segments = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}  # a killed plain run leaves them
         run_ranks(
             2, STUCK, launcher=launcher, timeout_s=15, env=segments, engine="python", wall_deadline_s=600
         )

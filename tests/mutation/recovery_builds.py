@@ -17,6 +17,7 @@ ROLE, ROLES, NIC = (
 )
 ABORTS, CHAOS = "tests/serving/test_planned_aborts.py", "tests/faults/test_chaos.py"
 PURE, RANKS = "tests/recovery/test_in_place.py", "tests/recovery/test_in_place_ranks.py"
+OUTBOX = "tests/recovery/test_outbox_ranks.py"
 
 RECOVERY = (
     ("roll back keeps one token", KV, "del table[kept:]\n        self._lengths[sequence] = length\n", "del table[kept:]\n        self._lengths[sequence] = length + 1\n", PURE),
@@ -43,7 +44,7 @@ RECOVERY = (
     ("the last that serves leaves", ROLE, "and len(self.members) > 1", "", ROLES),
     ("lost expert loaded all the same", PLACE, "if expert in missing or not reloads:", "if False:", ROLES),
     ("joiner keeps what its giver keeps", PLACE, "slots[giver, given[-1]] = EMPTY", "pass", ROLES),
-    ("lost completion never asked after", "serving/recovery/outbox.py", "now_ps - t.sent_ps > self._ask_again_ps]", "False]", RANKS),
+    ("lost completion never asked after", "serving/recovery/outbox.py", "now_ps - t.sent_ps > self._ask_again_ps]", "False]", OUTBOX),
     ("late completion delivered at once", "memsem/verbs/faults.py", "start_ps=delay_ps,", "start_ps=0,", NIC),
     ("full ring loses its receives", "memsem/verbs/faults.py", "held, self._held = self._held, []", "held, self._held = [], []", NIC),
     ("saturated taken for down", "emulator/probing.py", "if not reads and not writes:", "if not writes:", NIC),

@@ -177,9 +177,9 @@ def compute(
 
 
 def start_clock() -> None:
-    """Wall clock: forget the host time that setting up took. All ranks call it, after they have met in a
-    barrier and then paused (`sleep_ps`) for longer than they leave it apart: nobody may still wait for what
-    another does next. Under the virtual clock it does nothing."""
+    """Wall clock: forget the host time that setting up took. All ranks call it; a rank whose next
+    actions others still wait for is let go at once, unslept, and the clock starts when they have come, too.
+    Under the virtual clock it does nothing."""
     device().engine.start_clock()
 
 

@@ -514,6 +514,7 @@ class Engine(Protocol):
 
     def start_clock(self) -> None:
         """Wall clock: all living ranks meet on the host, and time goes on from the latest clock among them.
+        Who is blocked waits for nobody at the meeting: they go on unslept, and time starts when it has come.
         Nothing under the virtual clock. Raises WallDeadlineError if some rank does not come."""
 
     def hold_clock(self) -> None:

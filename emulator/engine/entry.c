@@ -85,6 +85,7 @@ int sp_acquire(local_t *l)
 void sp_release(local_t *l, int wake_all)
 {
     core_t *c = l->c;
+    if (c->wall_ahead != c->wall_round) sp_wall_meet(&l->ctx);
     wake_all |= c->fatal || l->ctx.wake_all;
     sp_undo_end(c);
     if (wake_all)

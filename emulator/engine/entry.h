@@ -42,6 +42,7 @@ i64 sp_charged(const send_t *sends, i64 count, i64 *wire);
 int sp_acquire(local_t *l);
 void sp_release(local_t *l, int wake_all);
 long sp_futex_until(u32 *word, u32 value, i64 until_ns);
+void sp_wall_meet(ctx_t *x);
 void sp_wall_begin(local_t *l);
 i64 sp_wall_catch_up(local_t *l);
 int sp_wall_sleep(local_t *l, u32 ticket);

@@ -125,7 +125,8 @@ typedef struct {
     i64 acked; /* when the last ACK of a quick put comes */
     pthread_mutex_t log_lock;
     i64 log_head, log_tail;
-    i64 assumed, met; /* wall clock: the others went on as if I acted from here on; the last meeting I came to */
+    i64 assumed; /* wall clock: the others went on as if I acted from here on */
+    i64 met, met_at, meeting, hold; /* meetings I came to; of the last: my clock, if I sleep there, what I want */
     i64 subscribed, interrupted, lost; /* to changes of membership; my wait was ended by one; since which change dead */
 } __attribute__((aligned(64))) rank_t;
 
@@ -168,7 +169,7 @@ typedef struct {
     i64 grouped;                                 /* by channel: i32 */
     u64 live_slots[(2 * MAX_CHANNELS + 63) / 64]; /* with an exchange under way */
     i64 programs; /* of schedules: offset of schedule_bytes by rank */
-    i64 wall_start, wall_last, wall_round; /* host ns of time 0, or 0; ranks that want it agreed anew */
+    i64 wall_start, wall_ahead, wall_round; /* host ns of time 0, or 0; meetings anybody came to, and complete ones */
     i64 walls, delays;                                 /* offsets of wall_t[n] and delay_t[n][cfg.delays] */
     i64 undo, undo_size, undo_count; /* journal, see undo.c: offset, entries, entries in use (-1: overflowed) */
     i64 changes; /* of membership so far */
@@ -237,6 +238,7 @@ void sp_acknowledge(ctx_t *x, i64 i, i64 t);
 
 void sp_init_mutex(pthread_mutex_t *m);
 void sp_settle(ctx_t *x);
+void sp_wall_realign(core_t *c, i64 t);
 void sp_undo_begin(core_t *c);
 void sp_undo_commit(core_t *c);
 void sp_undo_end(core_t *c);

@@ -259,6 +259,7 @@ static int change_membership(ctx_t *x)
     }
     if (!new_dead || !told) return 0;
     drop_exchanges(x);
+    sp_wall_realign(c, t);
     c->changes++;
     for (i64 p = 0; p < c->cfg.n; p++) {
         rank_t *r = RANK(c, p);

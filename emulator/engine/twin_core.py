@@ -114,6 +114,8 @@ class Core(Schedules):
         self.settle_all_rows()
         m.drop_exchanges()
         number, t = int(max(m.lost)) + 1, int(max(m.clock[p] for p in blocked))
+        if m.facts[m.WALL_AHEAD] != m.facts[m.WALL_ROUND]:
+            m.facts[m.WALL_CHANGED] = t
         for p in new:
             m.lost[p] = number
         for p in blocked:

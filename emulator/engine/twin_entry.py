@@ -87,6 +87,8 @@ class TwinEntry(TwinWall):
 
     def _release(self, wake_all: bool = False) -> None:
         m, core = self._memory, self._core
+        if m.facts[m.WALL_AHEAD] != m.facts[m.WALL_ROUND]:
+            self._meet()
         blob = pickle.dumps(core.state(), protocol=5)
         if len(blob) > m.blob_size:
             core.fail(FATAL_NODES, self.rank)

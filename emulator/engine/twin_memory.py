@@ -25,7 +25,7 @@ COLUMNS = (
     "vain skipped wakes waited slot pull_start record exchange_seq remaining last records chain_count "
     "chain_at log_head log_tail calls_0 calls_1 inbox_head inbox_tail "
     "steps step_at first_step step_ps deadline "
-    "assumed met delays_counted requested achieved error off worst moved moved_ps"
+    "assumed met met_at meeting hold delays_counted requested achieved error off worst moved moved_ps"
 )
 
 
@@ -45,7 +45,7 @@ class Memory:
 
     LOCK, DIRTY, OWNER, FATAL, CULPRIT, EVENTS, ENTRIES, BLOB, TRACE_HEAD, TRACE_TAIL = 0, *range(16, 25)
     REASON = 32
-    WALL_START, WALL_LAST, WALL_ROUND = range(200, 203)
+    WALL_START, WALL_AHEAD, WALL_ROUND, WALL_CHANGED = range(200, 204)
 
     def __init__(self, cfg: EngineConfig, buf: Any) -> None:
         self.cfg, self.n = cfg, cfg.num_ranks

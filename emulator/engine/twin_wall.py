@@ -25,6 +25,7 @@ class TwinWall(BaseEngine):
     _now: int
     _posts: list[tuple[int, int, int, int, object]]
     _wake_words: list[int]
+    _wake_all: bool
     _wall_from = _wall_t = _measured_from = 0
 
     def _acquire(self) -> bool:
@@ -55,6 +56,7 @@ class TwinWall(BaseEngine):
 
     def _wall_begin(self) -> None:
         """A blocking call begins at its instant: what was computed before it takes its time first."""
+        self._wall_from = 0
         if self._memory.facts[Memory.WALL_START]:
             self._sleep_to(self._due(self._now))
             self._wall_from, self._wall_t = time.monotonic_ns(), self._now
@@ -114,8 +116,11 @@ class TwinWall(BaseEngine):
         look, entries = self._next_look(), m.facts[m.ENTRIES]
         while m.state[r] == BLOCKED and not m.facts[m.FATAL]:
             until = look or self._deadline()
-            if hostcalls.futex_until(self._wake_words[r], ticket, until) and self._acquire():
-                if look or self._next_look():
+            passed = hostcalls.futex_until(self._wake_words[r], ticket, until)
+            if m.state[r] == BLOCKED and not m.facts[m.FATAL] and self._acquire():
+                if not passed:
+                    pass  # woken for nothing: the clock may have been started or stopped
+                elif self._next_look() or (look and m.facts[m.WALL_START]):
                     self._assume()
                     self._core.settle()
                 elif (
@@ -132,12 +137,12 @@ class TwinWall(BaseEngine):
     def _wall_end(self, kind: int) -> None:
         """Return at the instant, and note what was wanted and what it became."""
         m, r = self._memory, self.rank
-        if not m.facts[m.WALL_START] or not self._wall_from:
+        if not m.facts[m.WALL_START]:
             return
         at, requested = self._due(self._now), self._span(self._now - self._wall_t)
         self._sleep_to(at)
-        if requested < SHORTEST_NS:
-            return
+        if not self._wall_from or requested < SHORTEST_NS:
+            return  # none, or begun while the clock stood
         now = time.monotonic_ns()
         achieved = now - self._wall_from
         if len(m.delays[r]):
@@ -149,45 +154,70 @@ class TwinWall(BaseEngine):
         m.off[r] += 20 * abs(achieved - requested) > requested
         m.worst[r] = max(m.worst[r], now - at)
 
-    def _agreed(self, hold: bool) -> bool:
-        """Under the lock: if all that live have come to the meeting, time goes on; on hold, unslept."""
+    def _at_meeting(self, p: int) -> bool:
         m = self._memory
-        if any(
-            state in (RUN, BLOCKED) and met <= m.facts[m.WALL_ROUND]
-            for state, met in zip(m.state, m.met, strict=True)
-        ):
+        return bool(m.state[p] == RUN and m.meeting[p] and m.met[p] > m.facts[m.WALL_ROUND])
+
+    def _agreed(self) -> bool:
+        """If all that live have come to the next meeting, time goes on; on hold, unslept."""
+        m = self._memory
+        living = [p for p in range(self.num_ranks) if m.state[p] in (RUN, BLOCKED)]
+        if any(m.met[p] <= m.facts[m.WALL_ROUND] for p in living):
             return False
-        m.facts[m.WALL_START] = 0 if hold else time.monotonic_ns() - self._span(m.facts[m.WALL_LAST])
-        m.facts[m.WALL_LAST] = 0
+        here = [p for p in living if m.met[p] == m.facts[m.WALL_ROUND] + 1]
+        hold = not here or m.hold[here[-1]]
+        start = 0 if hold else time.monotonic_ns() - self._span(max(m.met_at[p] for p in here))
+        m.facts[m.WALL_START] = start
         m.facts[m.WALL_ROUND] += 1
         return True
 
+    def _meet(self) -> None:
+        """Under the lock, settled: is a meeting complete, or has it to be left?"""
+        m = self._memory
+        if m.facts[m.WALL_CHANGED]:
+            self._realign(m.facts[m.WALL_CHANGED])
+        while m.facts[m.WALL_AHEAD] > m.facts[m.WALL_ROUND] and self._agreed():
+            self._wake_all = True
+        if m.facts[m.WALL_AHEAD] == m.facts[m.WALL_ROUND]:
+            return
+        running = [p for p in range(self.num_ranks) if m.state[p] == RUN]
+        if running and all(self._at_meeting(p) for p in running):
+            for p in running:
+                m.meeting[p] = 0
+            m.facts[m.WALL_START] = 0
+            self._wake_all = True
+
+    def _realign(self, t: int) -> None:
+        """Membership has changed at time t: who was interrupted before a meeting that others were let go from
+        will not come."""
+        m = self._memory
+        ahead = m.facts[m.WALL_ROUND] = m.facts[m.WALL_AHEAD]
+        if any(m.met[p] == ahead and not m.hold[p] and m.state[p] == RUN for p in range(self.num_ranks)):
+            m.facts[m.WALL_START] = time.monotonic_ns() - self._span(t)
+        for p in range(self.num_ranks):
+            m.met[p] = ahead
+        m.facts[m.WALL_CHANGED] = 0
+
     def _start_clock(self, hold: bool) -> int:
-        m, r, round_ = self._memory, self.rank, -1
-        limit = self._deadline()
+        m, r = self._memory, self.rank
         hostcalls.wake_precisely()
+        if not self._acquire():
+            return FATAL_WALL
+        m.met[r] += 1
+        number, limit = m.met[r], self._deadline()
+        m.met_at[r], m.meeting[r], m.hold[r] = self._now, 1, hold
+        m.facts[m.WALL_AHEAD] = max(m.facts[m.WALL_AHEAD], number)
+        self._release()
         while True:
             ticket = m.word[r]
-            if not self._acquire():
-                return FATAL_WALL
-            if round_ < 0:
-                round_ = m.facts[m.WALL_ROUND]
-                m.met[r] = round_ + 1
-                m.facts[m.WALL_LAST] = max(m.facts[m.WALL_LAST], self._now)
-            over = m.facts[m.WALL_ROUND] != round_
-            complete = not over and not m.facts[m.FATAL] and self._agreed(hold)
-            if not over and not complete and time.monotonic_ns() >= limit:
-                if self._slept_until() < time.monotonic_ns():
+            if m.facts[m.WALL_ROUND] >= number or not m.meeting[r] or m.facts[m.FATAL]:
+                return int(m.facts[m.FATAL])
+            hostcalls.futex_until(self._wake_words[r], ticket, limit)
+            if time.monotonic_ns() >= limit and self._acquire():
+                if self._at_meeting(r) and self._slept_until() < time.monotonic_ns():
                     self._core.fail(FATAL_WALL, r)
                 limit = self._deadline()
-            code = int(m.facts[m.FATAL])
-            self._release(complete)
-            if code or over or complete:
-                return code
-            while m.word[r] == ticket and time.monotonic_ns() < limit:
-                hostcalls.futex_until(self._wake_words[r], ticket, limit)
-            if m.facts[m.WALL_ROUND] != round_:
-                return int(m.facts[m.FATAL])
+                self._release()
 
     def _begin_measuring(self) -> None:
         self._measured_from = time.thread_time_ns()

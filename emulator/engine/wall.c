@@ -79,6 +79,7 @@ static void sleep_until(local_t *l, i64 until)
 /* A blocking call begins at its instant: what was computed before it takes its time first. */
 void sp_wall_begin(local_t *l)
 {
+    l->wall_from = 0;
     if (!l->c->wall_start) return;
     sleep_until(l, due(l->c, l->now));
     l->wall_from = wall_now();
@@ -155,7 +156,7 @@ int sp_wall_sleep(local_t *l, u32 ticket)
     while (__atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == BLOCKED && !__atomic_load_n(&c->fatal, __ATOMIC_ACQUIRE)) {
         long rc = sp_futex_until(&r->word, ticket, look ? look : deadline(c));
         if (rc && errno == ETIMEDOUT && sp_acquire(l)) {
-            if (look || next_look(c)) {
+            if (next_look(c) || (look && c->wall_start)) {
                 assume(c);
                 sp_settle(&l->ctx);
             } else if (r->state == BLOCKED && c->entries == entries + 1 && slept_until(c) < wall_now())
@@ -163,7 +164,7 @@ int sp_wall_sleep(local_t *l, u32 ticket)
             look = next_look(c);
             entries = c->entries;
             sp_release(l, 0);
-        }
+        } else look = next_look(c); /* woken for nothing: the clock may have been started or stopped */
         ticket = __atomic_load_n(&r->word, __ATOMIC_ACQUIRE);
     }
     return __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == BLOCKED ? (int)c->fatal : 0;
@@ -173,10 +174,10 @@ int sp_wall_sleep(local_t *l, u32 ticket)
 void sp_wall_end(local_t *l, i64 kind)
 {
     core_t *c = l->c;
-    if (!c->wall_start || !l->wall_from) return;
+    if (!c->wall_start) return;
     i64 at = due(c, l->now), requested = span(c, l->now - l->wall_t);
     sleep_until(l, at);
-    if (requested < SHORTEST_NS) return;
+    if (!l->wall_from || requested < SHORTEST_NS) return; /* begun while the clock stood */
     i64 now = wall_now(), achieved = now - l->wall_from, late = now - at;
     i64 error = achieved > requested ? achieved - requested : requested - achieved;
     wall_t *w = WALL(c, l->rank);
@@ -191,47 +192,80 @@ void sp_wall_end(local_t *l, i64 kind)
     w->worst = max64(w->worst, late);
 }
 
-/* Under the lock: if all that live have come to the meeting, time goes on from here, at the latest clock among them;
- * on hold it goes on unslept, until the next meeting. */
-static int agreed(core_t *c, int hold)
+/* Meeting number k is the k-th call of each living rank (sp_start_clock). Who comes early sleeps until the last has come.
+ * Only, who is still blocked may wait for what those at the meeting do next. So when nobody runs any more they are let
+ * go: they carry on unslept, by conservative time as ever, and the clock starts when the others have come. */
+static int at_meeting(const core_t *c, const rank_t *r) { return r->state == RUN && r->meeting && r->met > c->wall_round; }
+
+/* If all that live have come to the next meeting, time goes on from here, at the latest clock they came with; on hold it
+ * goes on unslept, until the next. */
+static int agreed(core_t *c)
 {
+    i64 last = 0, hold = 1;
     for (i64 p = 0; p < c->cfg.n; p++) {
         const rank_t *r = RANK(c, p);
-        if ((r->state == RUN || r->state == BLOCKED) && r->met <= c->wall_round) return 0;
+        if (r->state != RUN && r->state != BLOCKED) continue;
+        if (r->met <= c->wall_round) return 0;
+        if (r->met > c->wall_round + 1) continue; /* let go, and at the next one already */
+        last = max64(last, r->met_at);
+        hold = r->hold;
     }
-    c->wall_start = hold ? 0 : wall_now() - span(c, c->wall_last);
-    c->wall_last = 0;
+    c->wall_start = hold ? 0 : wall_now() - span(c, last);
     __atomic_store_n(&c->wall_round, c->wall_round + 1, __ATOMIC_RELEASE);
     return 1;
 }
 
-/* All living ranks meet on the host. Who dies meanwhile is not waited for: its death wakes the others, who look again. */
+/* Under the lock, settled: whoever lets go of it looks whether a meeting is complete, or has to be left. Deaths count. */
+void sp_wall_meet(ctx_t *x)
+{
+    core_t *c = x->c;
+    while (c->wall_ahead > c->wall_round && agreed(c)) x->wake_all = 1;
+    if (c->wall_ahead == c->wall_round) return;
+    for (i64 p = 0; p < c->cfg.n; p++)
+        if (RANK(c, p)->state == RUN && !at_meeting(c, RANK(c, p))) return;
+    for (i64 p = 0; p < c->cfg.n; p++) {
+        if (!at_meeting(c, RANK(c, p))) continue;
+        __atomic_store_n(&RANK(c, p)->meeting, 0, __ATOMIC_RELEASE);
+        c->wall_start = 0;
+        x->wake_all = 1;
+    }
+}
+
+/* Membership has changed at time t: who was interrupted before a meeting that others were let go from will not come. */
+void sp_wall_realign(core_t *c, i64 t)
+{
+    if (c->wall_ahead == c->wall_round) return;
+    for (i64 p = 0; p < c->cfg.n; p++) {
+        rank_t *r = RANK(c, p);
+        if (r->met == c->wall_ahead && r->state == BLOCKED) c->wall_start = r->hold ? 0 : wall_now() - span(c, t);
+    }
+    for (i64 p = 0; p < c->cfg.n; p++) RANK(c, p)->met = c->wall_ahead;
+    c->wall_round = c->wall_ahead;
+}
+
 int sp_start_clock(local_t *l, int hold)
 {
     core_t *c = l->c;
     rank_t *r = RANK(c, l->rank);
     if (!c->cfg.dilation) return 0;
-    i64 round = -1, limit = deadline(c);
+    if (!sp_acquire(l)) return FATAL_WALL;
+    i64 number = ++r->met, limit = deadline(c);
+    r->met_at = l->now;
+    r->meeting = 1;
+    r->hold = hold;
+    c->wall_ahead = max64(c->wall_ahead, number);
+    sp_release(l, 0);
     for (;;) {
         u32 ticket = __atomic_load_n(&r->word, __ATOMIC_ACQUIRE);
-        if (!sp_acquire(l)) return FATAL_WALL;
-        if (round < 0) {
-            round = c->wall_round;
-            r->met = round + 1;
-            c->wall_last = max64(c->wall_last, l->now);
-        }
-        int over = c->wall_round != round, all = !over && !c->fatal && agreed(c, hold);
-        if (!over && !all && wall_now() >= limit) {
-            if (slept_until(c) < wall_now()) sp_fail(c, FATAL_WALL, l->rank);
-            limit = deadline(c);
-        }
-        int code = (int)c->fatal;
-        sp_release(l, all);
-        if (code || over || all) return code;
-        while (__atomic_load_n(&r->word, __ATOMIC_ACQUIRE) == ticket && wall_now() < limit)
-            sp_futex_until(&r->word, ticket, limit);
-        if (__atomic_load_n(&c->wall_round, __ATOMIC_ACQUIRE) != round) return (int)c->fatal;
+        if (__atomic_load_n(&c->wall_round, __ATOMIC_ACQUIRE) >= number) break;
+        if (!__atomic_load_n(&r->meeting, __ATOMIC_ACQUIRE) || __atomic_load_n(&c->fatal, __ATOMIC_ACQUIRE)) break;
+        sp_futex_until(&r->word, ticket, limit);
+        if (wall_now() < limit || !sp_acquire(l)) continue;
+        if (at_meeting(c, r) && slept_until(c) < wall_now()) sp_fail(c, FATAL_WALL, l->rank);
+        limit = deadline(c);
+        sp_release(l, 0);
     }
+    return (int)c->fatal;
 }
 
 /* Measured compute begins: what my thread works until its next call is charged, times the factor. */

@@ -33,8 +33,8 @@ def test_a_token_whose_completion_is_lost_is_asked_after(
     fault_plan: Callable[..., FaultPlan],  # noqa: F811
     faulty_pod: Callable[..., FaultyRun],  # noqa: F811
 ) -> None:
-    """Found by it: a token that is not acknowledged never sent again (`late` of `Outbox.look` always empty); in a
-    serving run a later token's completion mostly stands for the lost one."""
+    """Found by it: a token that is not acknowledged never sent again (`late` of `Outbox.look` always empty);
+    in a serving run a later token's completion mostly stands for the lost one."""
     plan = fault_plan({"kind": "completion_lost", "rank": 1, "at_ps": _MS})
     ran = faulty_pod(2, _PROGRAM, plan)
     assert ran.code == 0, ran.stderr

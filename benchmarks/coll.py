@@ -32,8 +32,11 @@ _ROUNDS = 3
 def rows(group: Group):
     """(name, call, bytes copied in all) by name of what is measured."""
     n = group.size
-    small, large = np.zeros(n * 16, np.int32), np.zeros(n * 1920, np.int32)
-    small_in, large_in, vector, total = small.copy(), large.copy(), np.zeros(1 << 18, np.float32), None
+    small, large = (
+        np.ones(n * 16, np.int32),
+        np.ones(n * 1920, np.int32),
+    )  # zeros would be one page, read n times
+    small_in, large_in, vector = small.copy(), large.copy(), np.ones(1 << 18, np.float32)
     total = vector.copy()
     sizes = np.full(n, 16)
     made = {

@@ -37,6 +37,8 @@ def at_once(group: Group, plan: Plan, send: Any = None, recv: Any = None) -> Wor
     try:
         if phase.before is not None:
             phase.before(work)
+        if phase.due is not None:
+            phase.due(work)
         agreed = group.enter(plan.packed, work.number)  # type: ignore[misc]
         if agreed is None:
             return _step_by_step(work)

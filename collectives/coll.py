@@ -219,11 +219,14 @@ def _together(call: Call, name: str, send: Array, op: str) -> list[Phase]:
     sums, fold = _sums(call, send, op)
     [flow] = call.flows(name, _priced_block(call, send))
 
+    def before(work: Work) -> None:
+        sums.publish(work.number, raw_of(work.send))
+
     def after(work: Work) -> None:
         sums.add_all(work.number, fold)
         sums.take(work.number, work.recv)
 
-    return [Phase(flow, lambda work: sums.publish(work.number, raw_of(work.send)), after)]
+    return [Phase(flow, before, after, lambda work: sums.pledge(work.number))]
 
 
 def _sums(call: Call, send: Array, op: str) -> tuple[Sums, Fold]:

@@ -18,11 +18,13 @@ _CALLED = struct.Struct(f"<qQq{FIELDS}q")
 
 
 class Phase(NamedTuple):
-    """What happens before, during and after a stretch of virtual time; None for nothing."""
+    """What happens before, during and after a stretch of virtual time; None for nothing. `due`: the rank is
+    about to wait for its end, and comes to `after` next."""
 
     flow: Flow
     before: Callable[[Work], None] | None = None
     after: Callable[[Work], None] | None = None
+    due: Callable[[Work], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,11 @@ additions is fixed, so two ranks that add up the same blocks at once write the s
 blocks that lie side by side in memory: reading it from one end to the other is several times as fast as
 reading one block of each rank. It is small, for who finds one begun and not done does it again: the host lets
 another rank run in the middle of it ten times or so in an all-reduce of hundreds.
+
+A rank that waits for the end of a call, and for nothing else, pledges that it will come: then the compiled
+code leaves it the chunk that begins with its block and sleeps until all are done. So every rank maps the
+pages of one chunk only, and none is added up twice. Who pledged and does not come (it died, it was frozen) is
+waited for a tenth of a second of host time without a chunk done; then its chunks are added up by the others.
 """
 
 from __future__ import annotations
@@ -25,10 +30,10 @@ if TYPE_CHECKING:
 
 Fold = Callable[[Bytes], npt.NDArray[Any]]
 """uint8 [g, n] -> their sum, of n bytes."""
-_DONE, _BEGUN = 0, 1
+_DONE, _BEGUN, _MARKS = 0, 1, 4
 _CHUNK = 1 << 14
 _COMPILED = [("sum", "float32"), ("sum", "bfloat16")]
-_PUBLISH, _ADD_MINE, _ADD_ALL, _TAKE = range(4)
+_PUBLISH, _ADD_MINE, _ADD_ALL, _TAKE, _PLEDGE = range(5)
 
 
 class Sums:
@@ -44,7 +49,7 @@ class Sums:
         self._parts = store.units(unit, store.size, chunk=_CHUNK)
         self._sums = store.units(unit, 1, after=self._parts)
         if self._shared:
-            self._marks = store.units(16, 1, after=self._sums)
+            self._marks = store.units(8 * _MARKS, 1, after=self._sums)
         self._folded: Bytes | None = None
         self._call: Callable[[int, int, Bytes | None], object] = lambda what, call, raw: None
 
@@ -65,8 +70,12 @@ class Sums:
         if self._call(_PUBLISH, call, raw):
             return
         if self._shared:
-            self._marks.publish(call, np.zeros(16, np.uint8))
+            self._marks.publish(call, np.zeros(8 * _MARKS, np.uint8))
         self._parts.publish(call, raw)
+
+    def pledge(self, call: int) -> None:
+        """Say that I wait for the end of this call and then `add_all`; after `publish`, before I sleep."""
+        self._call(_PLEDGE, call, None)
 
     def add_mine(self, call: int, fold: Fold) -> None:
         """See that the sum of my block is published when all have done so, after all have entered: by me, or
@@ -104,7 +113,7 @@ class Sums:
             self._sums.take(call, 0, array)
 
     def _marks_of(self, call: int) -> npt.NDArray[np.int64]:
-        """The marks of all chunks, int64 [c, 2]; others change them."""
+        """The marks of all chunks, int64 [c, 4]; others change them."""
         return self._marks.column(call, 0).view(np.int64)[: self._parts.chunks]
 
     def _add_up(self, call: int, fold: Fold, chunk: int) -> None:

@@ -151,6 +151,8 @@ class Work:
         group, plan, first = self.group, self.plan, self.plan.phases[0]
         if first.before is not None:
             first.before(self)
+        if first.due is not None:
+            first.due(self)
         try:
             agreed = enter(plan.packed, self.number)
             if agreed is None:
@@ -164,6 +166,8 @@ class Work:
             for phase in plan.phases[1:]:
                 if phase.before is not None:
                     phase.before(self)
+                if phase.due is not None:
+                    phase.due(self)
                 assert isinstance(phase.flow, Exchange)
                 group.exchange_tags(group.place, phase.flow.record_bytes, self._tag())
                 self._tail(phase)
@@ -188,6 +192,9 @@ class Work:
             self._enter()
         while self._phase < len(self.plan.phases):
             self._begin_phase()
+            due = self.plan.phases[self._phase].due
+            if due is not None:
+                due(self)
             self._end_phase(self._passed())
 
     def _begin_phase(self) -> None:

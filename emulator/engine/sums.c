@@ -1,7 +1,12 @@
 /* Sums of published vectors: publish mine, add up chunks nobody has begun, take all sums, one call each. What this does,
  * where it lies and why is in `collectives/sums.py`, which does the same in steps. */
 #include "rank_calls.h"
+#include <limits.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #ifdef __GNUC__
 #define PLAIN __attribute__((no_sanitize("thread"), optimize("O3"))) /* writes no shared state of the engine */
@@ -10,7 +15,11 @@
 #endif
 
 enum { LINE = 16, AHEAD = 256 }; /* floats */
-enum { TILE = 1 << 14, DONE = 0, BEGUN = 1, FLOAT32 = 0 }; /* bytes of a row at a time: the sums stay in the first cache */
+enum { TILE = 1 << 14, FLOAT32 = 0 }; /* bytes of a row at a time: the sums stay in the first cache */
+/* Marks of the chunk of a number (done, begun: by a call), of the rank of a number (it waits for the end of a call and
+ * for nothing else, so it adds up the chunk that begins with its block), and of all in rank 0's: chunks that are done. */
+enum { DONE, BEGUN, PLEDGED, COUNT, MARKS };
+enum { PATIENCE_NS = 100000000 }; /* without a chunk done: then I do what those who pledged have not */
 
 /* Of a plan; filled by emulator/pairs.py, in this order. Addresses are of calls of even and odd number. */
 typedef struct { rank_calls_t *d; i64 size, rank, unit, per_chunk, chunks, step, kind; char *parts[2], *sums[2], *marks[2]; } sums_t;
@@ -19,7 +28,7 @@ void sp_copy_past_caches(char *to, const char *from, i64 nbytes);
 void sp_copies_finished(void);
 void sp_fold_bf16(const char *rows, i64 count, i64 nbytes, i64 stride, char *out);
 
-static i64 *mark_of(const sums_t *s, i64 call, i64 chunk) { return (i64 *)(s->marks[call & 1] + 16 * chunk); }
+static i64 *mark_of(const sums_t *s, i64 call, i64 number) { return (i64 *)(s->marks[call & 1] + MARKS * sizeof(i64) * number); }
 
 PLAIN static void fold_f32(const char *rows, i64 count, i64 nbytes, i64 stride, char *out)
 {
@@ -59,7 +68,9 @@ PLAIN static void add_chunk(const sums_t *s, i64 call, i64 chunk)
     mark[BEGUN] = call;
     if (s->kind == FLOAT32) fold_f32(rows, s->size, nbytes, stride, out);
     else fold_bf16(rows, s->size, nbytes, stride, out);
-    __atomic_store_n(mark + DONE, call, __ATOMIC_RELEASE);
+    if (__atomic_exchange_n(mark + DONE, call, __ATOMIC_ACQ_REL) == call) return; /* by who did it beside me */
+    i64 *done = mark_of(s, call, 0) + COUNT;
+    if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) == s->chunks) syscall(SYS_futex, done, FUTEX_WAKE, INT_MAX, 0, 0, 0);
 }
 
 /* From mine on, those without the mark. */
@@ -72,10 +83,45 @@ PLAIN static void add_without(const sums_t *s, i64 call, int which, i64 count)
     }
 }
 
+static i64 in_ns(i64 ns)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * (i64)1000000000 + t.tv_nsec + ns;
+}
+
+static int pledged(const sums_t *s, i64 call, i64 rank) { return __atomic_load_n(mark_of(s, call, rank) + PLEDGED, __ATOMIC_ACQUIRE) == call; }
+
+/* Sleep until all chunks are done, or none was for a while. */
+static void await_others(const sums_t *s, i64 call)
+{
+    i64 *done = mark_of(s, call, 0) + COUNT, before = -1, now, until = 0;
+    while ((now = __atomic_load_n(done, __ATOMIC_ACQUIRE)) != s->chunks) {
+        if (now != before) until = in_ns(PATIENCE_NS);
+        else if (in_ns(0) >= until) return;
+        before = now;
+        sp_futex_until((u32 *)done, (u32)now, until);
+    }
+}
+
+/* See that all are done, each once where its rank comes here too: hundreds of page tables grow by their own chunk only. */
+static void add_all(const sums_t *s, i64 call)
+{
+    if (!pledged(s, call, s->rank)) {
+        add_without(s, call, BEGUN, s->chunks);
+    } else {
+        if (s->rank % s->per_chunk == 0) add_without(s, call, BEGUN, 1);
+        for (i64 chunk = 0; chunk < s->chunks; chunk++)
+            if (!pledged(s, call, chunk * s->per_chunk) && mark_of(s, call, chunk)[BEGUN] != call) add_chunk(s, call, chunk);
+        await_others(s, call);
+    }
+    add_without(s, call, DONE, s->chunks); /* begun by others, for whom I cannot wait */
+}
+
 PLAIN static void publish(const sums_t *s, i64 call, const char *raw, i64 nbytes)
 {
     i64 stride = s->per_chunk * s->unit, all = s->size * s->unit, *mark = mark_of(s, call, s->rank);
-    mark[DONE] = mark[BEGUN] = 0;
+    memset(mark, 0, MARKS * sizeof *mark);
     for (i64 chunk = 0; chunk < s->chunks; chunk++) {
         i64 at = chunk * stride, room = min64(stride, all - at), have = max64(0, min64(room, nbytes - at));
         char *to = s->parts[call & 1] + chunk * s->step + s->rank * stride;
@@ -100,7 +146,7 @@ static PyObject *answer(int done)
     return o;
 }
 
-enum { PUBLISH, ADD_MINE, ADD_ALL, TAKE };
+enum { PUBLISH, ADD_MINE, ADD_ALL, TAKE, PLEDGE };
 
 /* sums(what, call, bytes or None) -> True, or None with nothing done. */
 static PyObject *sums(PyObject *self, PyObject *const *args, intptr_t count)
@@ -117,10 +163,9 @@ static PyObject *sums(PyObject *self, PyObject *const *args, intptr_t count)
     else if (what == TAKE) {
         sp_copy_past_caches(a->data, s->sums[call & 1], a->shape[0]);
         sp_copies_finished();
-    } else {
-        add_without(s, call, BEGUN, what == ADD_ALL ? s->chunks : 1);
-        if (what == ADD_ALL) add_without(s, call, DONE, s->chunks); /* begun by others, for whom I cannot wait */
-    }
+    } else if (what == PLEDGE) __atomic_store_n(mark_of(s, call, s->rank) + PLEDGED, call, __ATOMIC_RELEASE);
+    else if (what == ADD_ALL) add_all(s, call);
+    else add_without(s, call, BEGUN, 1);
     PyEval_RestoreThread(thread);
     return answer(1);
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from collectives.reduction import fold as fold_in_steps
 from collectives.store import SharedStore
-from collectives.sums import _BEGUN, Sums
+from collectives.sums import _BEGUN, _DONE, Sums
 from emulator.solo import solo_device
 
 DEVICE = solo_device()
@@ -75,3 +78,60 @@ def test_a_chunk_that_somebody_began_and_left_is_added_up_by_who_needs_it(tmp_pa
     taken = np.zeros(count, np.float32)
     all_sums[0].take(call, taken)
     assert (taken == 111).all()
+
+
+def _publish(all_sums: list[Sums], call: int) -> None:
+    """Three ranks publish vectors of three chunks; two of them pledge to come."""
+    assert all_sums[0]._parts.chunks == 3
+    for rank, sums in enumerate(all_sums):
+        sums.publish(call, np.full(18_000, 10**rank, np.float32).view(np.uint8))
+    for sums in all_sums[:2]:
+        sums.pledge(call)
+
+
+def _taken(sums: Sums, call: int) -> np.ndarray:
+    taken = np.zeros(18_000, np.float32)
+    sums.take(call, taken)
+    return taken
+
+
+@pytest.mark.skipif(DEVICE.compiled is None, reason="needs the compiled core")
+def test_the_chunk_of_who_pledged_is_left_to_it(tmp_path):
+    """Rank 0 does its own chunk and that of rank 2, who has not pledged, and sleeps until rank 1 has done its
+    own. Mutations: `pledged` says no (rank 0 does all); the last chunk wakes nobody (0.1 s too late)."""
+    all_sums = of_all(f"{tmp_path}/s", 6_000 * 4, "float32", True)
+    late = min(_until_the_first_ends(all_sums, call) for call in range(3, 8))  # of five: the host may be busy
+    assert late < 0.09
+
+
+def _until_the_first_ends(all_sums: list[Sums], call: int) -> float:
+    """Seconds from where rank 1 comes to the end of rank 0."""
+    _publish(all_sums, call)
+    marks, ended = all_sums[0]._marks_of(call), []
+
+    def first() -> None:
+        all_sums[0].add_all(call, lambda rows: rows[0])
+        ended.append(_taken(all_sums[0], call))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    while list(marks[:, _DONE]) != [call, 0, call] and thread.is_alive():
+        time.sleep(0.001)
+    assert list(marks[:, _BEGUN]) == [call, 0, call] and not ended
+    began = time.monotonic()
+    all_sums[1].add_all(call, lambda rows: rows[0])
+    thread.join(10)
+    assert (ended[0] == 111).all()
+    return time.monotonic() - began
+
+
+@pytest.mark.skipif(DEVICE.compiled is None, reason="needs the compiled core")
+def test_who_pledged_and_does_not_come_is_waited_for_a_little(tmp_path):
+    """Dead, frozen, or ended by an error of its own. Mutation: no second pass after the wait (wrong sums);
+    without its end the test hangs."""
+    call, began = 4, time.monotonic()
+    all_sums = of_all(f"{tmp_path}/s", 6_000 * 4, "float32", True)
+    _publish(all_sums, call)
+    all_sums[0].add_all(call, lambda rows: rows[0])
+    assert 0.09 < time.monotonic() - began < 5
+    assert (_taken(all_sums[0], call) == 111).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,9 @@ from collectives.select import checked
 from emulator.errors import UsageError
 from launch import run
 from launch.clock_report import duration_and_clock, with_report
-from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
+from launch.cmd_run import Overrides, check_choice, check_pod, parse_set
+from launch.outputs import write_out
+from launch.workplace import work_directory
 from memsem.bench.shapes import parse_size, parse_sizes
 
 
@@ -58,7 +59,6 @@ def bench_coll(
     check_choice("--dtype", dtype, tuple(DTYPES))
     check_choice("--redop", redop, REDUCTIONS)
     check_choice("--transport", transport, ("shared", "rma"))
-    check_writable("--json", json_out)
     settings = parse_set(overrides or [])
     check_pod(ranks, pod, settings)
     name = operation(coll)
@@ -102,10 +102,10 @@ def run_bench(
     moved: bytes of a buffer, of all ranks together. Each rank holds up to four (what is given, sent, received
     and wanted); all publish theirs twice (`collectives.store`).
     """
-    with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
-        out = Path(folder) / "told.json"
+    with work_directory() as folder:
+        out = folder / "told.json"
         program = ["-m", "collectives.bench", kind, json.dumps(spec), str(out)]
-        config, report = with_report(config, Path(folder))
+        config, report = with_report(config, folder)
         result = run.run_job(
             ranks, program, config,
             rank_bytes=4 * moved // ranks, shm_bytes=2 * moved, started_s=run.command_start_s(),

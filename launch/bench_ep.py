@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +14,10 @@ from emulator.errors import UsageError
 from emulator.profile import load_profile
 from launch import bench_gate
 from launch.bench_coll import run_bench
-from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
+from launch.cmd_run import Overrides, check_choice, check_pod, parse_set
+from launch.outputs import write_out
 from launch.seed_option import seed_option
+from launch.workplace import work_directory
 
 _MIB = 1 << 20
 _TOPK = 8
@@ -35,9 +36,11 @@ def bench_ep(
     real_hidden: Annotated[int, typer.Option(help="Values of a row really moved.")] = 16,
     dtype: Annotated[str | None, typer.Option(help="Dispatched: int8, fp8 or bf16.")] = None,
     routing: Annotated[str, typer.Option(help="uniform, k-hot, zipf, or gate: a model's own.")] = "uniform",
-    hot_experts: Annotated[int, typer.Option(help="k-hot: how many.")] = 32,
-    hot_fraction: Annotated[float, typer.Option(help="k-hot: their share of the draws.")] = 0.9,
-    zipf_alpha: Annotated[float, typer.Option(help="zipf: exponent.")] = 1.0,
+    hot_experts: Annotated[int | None, typer.Option(help="k-hot: how many (else 32).")] = None,
+    hot_fraction: Annotated[
+        float | None, typer.Option(help="k-hot: their share of the draws (else 0.9).")
+    ] = None,
+    zipf_alpha: Annotated[float | None, typer.Option(help="zipf: exponent (else 1).")] = None,
     model: Annotated[
         Path | None, typer.Option(help="gate: checkpoint; by default the mini preset, made from --seed.")
     ] = None,
@@ -59,7 +62,6 @@ def bench_ep(
     """
     check_choice("--format", form, ("table", "json"))
     check_choice("--transport", transport, ("shared", "rma"))
-    check_writable("--json", json_out)
     if dtype is not None:
         check_choice("--dtype", dtype, ("int8", "fp8", "bf16"))
     settings = parse_set(overrides or [])
@@ -68,9 +70,10 @@ def bench_ep(
     experts_of_all = -(-256 // ranks) * ranks if experts is None else experts
     spec = EpSpec(
         scheme, library or ep_shapes.usual_library(scheme, machine), experts_of_all, tokens,
-        _TOPK if topk is None else topk, hidden, real_hidden, dtype, routing, hot_experts, hot_fraction,
-        zipf_alpha, iterations, warmup, seed,
+        _TOPK if topk is None else topk, hidden, real_hidden, dtype, routing,
+        iterations=iterations, warmup=warmup, seed=seed,
     )  # fmt: skip
+    spec = _skewed(spec, hot_experts, hot_fraction, zipf_alpha)
     spec = _of_gate(spec, model, layer, experts, topk, ranks)
     ep_shapes.check(spec, ranks, machine)
     config = {"profile": pod, "set": settings, "transport": transport}
@@ -81,6 +84,22 @@ def bench_ep(
         write_out("--json", json_out, ep_shapes.as_json(facts))
     typer.echo(ep_shapes.as_json(facts) if form == "json" else ep_shapes.table(facts), nl=False)
     return 0
+
+
+def _skewed(spec: EpSpec, hot: int | None, share: float | None, alpha: float | None) -> EpSpec:
+    """The specification with how uneven its routing is. Raises: UsageError, options of another routing."""
+    for option, value, routing in (
+        ("--hot-experts", hot, "k-hot"),
+        ("--hot-fraction", share, "k-hot"),
+        ("--zipf-alpha", alpha, "zipf"),
+    ):
+        if value is not None and spec.routing != routing:
+            raise UsageError(f"{option} {value}: for --routing {routing} only, not {spec.routing}")
+    return spec._replace(
+        hot=spec.hot if hot is None else hot,
+        share=spec.share if share is None else share,
+        alpha=spec.alpha if alpha is None else alpha,
+    )
 
 
 def _of_gate(
@@ -98,9 +117,9 @@ def _of_gate(
 
 def _measure(spec: EpSpec, ranks: int, machine: str, config: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Draw the routing and run; returns the result and the exit code."""
-    with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
+    with work_directory() as folder:
         if spec.routing == ep_shapes.GATE:
-            spec = spec._replace(folder=folder)
+            spec = spec._replace(folder=str(folder))
             bench_gate.draw(spec, ranks)
         load = ep_shapes.loads(spec, ranks)
         most = max(1, int(load.reshape(ranks, -1).sum(axis=1).max()))

@@ -16,7 +16,8 @@ from typer.core import TyperCommand
 
 from emulator.errors import SuperpodError, UsageError
 from launch.clock_options import check_server, given_options
-from launch.cmd_run import check_choice, check_writable, write_out
+from launch.cmd_run import check_choice
+from launch.outputs import write_out
 from launch.seed_option import seed_option
 from serving.bench.arrivals import arrivals_ps, scaled
 from serving.bench.datasets import Ask, random_asks, sharegpt_asks, trace_asks
@@ -51,7 +52,7 @@ def bench_serve(
     backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     dataset_name: Annotated[str, typer.Option(help=f"One of {', '.join(_DATASETS)}.")] = "random",
     dataset_path: Annotated[Path | None, typer.Option(help="File of the dataset or trace.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 100,
+    num_prompts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Requests to send.")] = 100,
     request_rate: Annotated[
         float, typer.Option(help="Requests a (virtual) second; inf: at once.")
     ] = math.inf,
@@ -83,12 +84,21 @@ def bench_serve(
     """Send a load to an OpenAI-compatible server and print vLLM's report in virtual and in host time."""
     check_choice("--backend", backend, _BACKENDS)
     check_choice("--dataset-name", dataset_name, _DATASETS)
-    check_writable("--json", save_result)
     objectives = parse_objectives(word for entry in goodput or [] for word in entry.split())
     percentiles = parse_percentiles(metric_percentiles)
     arrivals_ps(1, request_rate, burstiness, seed)
-    if dataset_name != "random":
-        need_path(dataset_path)
+    extra = _extra(extra_body)
+    lengths = (random_input_len, random_output_len, random_range_ratio)
+    if dataset_name == "random":
+        random_asks(0, *lengths, 1, seed)
+    elif not need_path(dataset_path).is_file():
+        raise UsageError(f"--dataset-path {dataset_path}: no such file")
+    scaled([], time_scale)
+    least_of_one(
+        ("--token-scale", token_scale),
+        ("--max-output", max_output),
+        ("--sharegpt-output-len", sharegpt_output_len),
+    )
     target = Target.parse(base_url, api_key)
     try:
         card = asyncio.run(_model_card(target, model))
@@ -98,14 +108,13 @@ def bench_serve(
             target,
             card["id"],
             backend == "openai-chat",
-            _extra(extra_body),
+            extra,
             virtual="superpod" in card and not wall_arrivals and max_concurrency is None,
             max_concurrency=max_concurrency,
         )
         vocab = int(card.get("superpod", {}).get("vocab_size", 0))
         if dataset_name == "random":
             need_vocabulary(vocab)
-            lengths = (random_input_len, random_output_len, random_range_ratio)
             asks = random_asks(num_prompts, *lengths, vocab, seed)
         elif dataset_name == "sharegpt":
             asks = _sharegpt(target, card, need_path(dataset_path), num_prompts, seed, sharegpt_output_len)
@@ -121,11 +130,11 @@ def bench_serve(
     result |= _about(run, backend, request_rate, burstiness, max_concurrency, num_prompts)
     result["wall_s"] = time.perf_counter() - begin
     result |= {"clock": clock} if clock else {}
+    if save_result is not None:
+        write_out("--json", save_result, json.dumps(result, indent=1) + "\n")
     print(table(result, percentiles))
     if clock.get("clock") == "wall":
         print(f"Clock of the server: wall, 1 s lasts {clock['dilation']:g} s, compute {clock['compute']}")
-    if save_result is not None:
-        write_out("--json", save_result, json.dumps(result, indent=1) + "\n")
     return 1 if result["failed"] else 0
 
 
@@ -138,6 +147,13 @@ def parse_percentiles(text: str) -> list[float]:
     if not all(0 <= p <= 100 for p in found):
         raise UsageError(f"--metric-percentiles {text}: give numbers from 0 to 100 with commas between")
     return found
+
+
+def least_of_one(*given: tuple[str, int | None]) -> None:
+    """Raises UsageError: one of the values is below 1."""
+    for option, value in given:
+        if value is not None and value < 1:
+            raise UsageError(f"{option} {value}: at least 1")
 
 
 def need_path(path: Path | None) -> Path:

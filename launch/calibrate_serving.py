@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,8 @@ import typer
 from collectives.calibrate import emulated
 from emulator.errors import UsageError
 from launch import run
-from launch.cmd_run import write_out
+from launch.outputs import write_out
+from launch.workplace import work_directory
 from serving.published.cases import PUBLISHED, Case, parse_case
 from serving.published.figures import Figures, Value, values
 from serving.published.inputs import inputs
@@ -43,8 +43,8 @@ def measure_serving(
         keep: folder of measured cases; those in it are not measured again.
     """
     own = [parse_case(text) for text in asked]
-    with tempfile.TemporaryDirectory(prefix="superpod-calibrate-") as folder:
-        found = measured(own or PUBLISHED, Kept(keep or Path(folder)), keep or Path(folder))
+    with work_directory() as folder:
+        found = measured(own or PUBLISHED, Kept(keep or folder), keep or folder)
     if not own:
         told: dict[str, Value] = values(found) | (emulated.decode(decode) if decode else {})
         figures = rows(told)

@@ -5,7 +5,6 @@ noticed.
 """
 
 import importlib
-import os
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -14,6 +13,8 @@ import typer
 
 from emulator.errors import SuperpodError, UsageError
 from launch.clock_options import add_clock_options, environment_kept
+from launch.outputs import add_output_checks
+from launch.standard_output import OutputError, give_up, output_watched
 
 USAGE_EXIT = 2
 _registered: set[str] = set()
@@ -83,8 +84,15 @@ def _whole_lines(group: Any) -> None:
 
 
 def _complain(text: str) -> int:
-    print(f"superpod: error: {' '.join(text.split())}", file=sys.stderr)
+    _say(f"superpod: error: {' '.join(text.split())}")
     return USAGE_EXIT
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # nobody hears it; the exit code says it as well
+        give_up(sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,8 +101,9 @@ def main(argv: list[str] | None = None) -> int:
         _register(sys.argv[1:] if argv is None else argv)
         command: Any = typer.main.get_command(app)
         add_clock_options(command)
+        add_output_checks(command)
         _whole_lines(command)
-        with environment_kept():
+        with environment_kept(), output_watched():
             code = command(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as e:
@@ -103,16 +112,17 @@ def main(argv: list[str] | None = None) -> int:
         context = getattr(e, "ctx", None)
         where = f" (see {context.command_path} --help)" if context else ""
         if type(e).__name__ == "NoArgsIsHelpError":
-            print(e.format_message(), file=sys.stderr)
+            _say(e.format_message())
             return USAGE_EXIT
         return _complain(e.format_message() + where)
     except typer.Abort:
         return 130
-    except BrokenPipeError:  # whoever read our tables has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OutputError as e:
+        if isinstance(e.cause, BrokenPipeError):  # whoever read our tables has left
+            return 1
+        return _complain(f"the output cannot be written: {e}")
     except SuperpodError as e:
-        print(f"superpod: {type(e).__name__}: {e}", file=sys.stderr)
+        _say(f"superpod: {type(e).__name__}: {e}")
         return 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +13,11 @@ from typer.core import TyperGroup
 from emulator.errors import UsageError
 from launch import run
 from launch.clock_report import duration_and_clock, with_report
-from launch.cmd_run import Overrides, check_choice, check_writable, parse_set, write_out
+from launch.cmd_run import Overrides, check_choice, parse_set
+from launch.outputs import write_out
 from launch.pairs import PAIRS, pair_ranks
 from launch.seed_option import seed_option
+from launch.workplace import work_directory
 from memsem.bench.formats import render
 from memsem.bench.shapes import (
     ATOMIC_BYTES,
@@ -101,7 +102,6 @@ def bench_command(
     check_choice("--transport", transport, ("shared", "rma"))
     check_choice("--mpi-over", mpi_over, ("ub", "rdma", "vpc"))
     check_choice("--delivery", delivery, ("natural", "adversarial"))
-    check_writable("--json", json_out)
     op = op or _DEFAULT_OPS[path]
     asked = parse_sizes(str(ATOMIC_BYTES) if op == "cas" and sizes == "8:16M" else sizes)
     peer, settings = pair_ranks(pair, pod, parse_set(overrides or []))
@@ -133,10 +133,10 @@ def _heap_bytes(spec: BenchSpec) -> int:
 
 def _run(spec: BenchSpec, config: dict[str, Any]) -> tuple[list[Sample], dict[str, Any] | None, int]:
     """What was measured, what the wall clock has kept (None under the virtual one), and the exit code."""
-    with tempfile.TemporaryDirectory(prefix="superpod-bench-") as folder:
-        out = Path(folder) / "samples.json"
+    with work_directory() as folder:
+        out = folder / "samples.json"
         program = ["-m", "memsem.bench", json.dumps(dataclasses.asdict(spec)), str(out)]
-        config, report = with_report(config, Path(folder))
+        config, report = with_report(config, folder)
         result = run.run_job(spec.peer + 1, program, config, started_s=run.command_start_s())
         if result.exit_code:
             return [], None, result.exit_code

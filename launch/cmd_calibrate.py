@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,9 @@ from emulator.errors import UsageError
 from launch import run
 from launch.calibrate_serving import measure_serving
 from launch.clock_report import duration_and_clock, with_report
-from launch.cmd_run import check_choice, check_writable, write_out
+from launch.cmd_run import check_choice
+from launch.outputs import write_out
+from launch.workplace import work_directory
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +76,6 @@ def calibrate_command(
         check_choice("--only", group, GROUPS)
     if out is not None and not as_rows:
         raise UsageError(f"calibrate takes no {str(out)!r}; write --json {out} for the rows as JSON")
-    check_writable("--json", out)
     if serving:
         if only:
             raise UsageError("calibrate --serving takes no --only: its cases are one group")
@@ -84,6 +84,16 @@ def calibrate_command(
     if keep is not None:
         raise UsageError(f"--keep {keep}: only calibrate --serving keeps cases")
     if case:
+        for option, is_given in (
+            ("--only", only),
+            ("--json", as_rows),
+            ("--decode", decode),
+            ("--measured", measured),
+        ):
+            if is_given:
+                raise UsageError(
+                    f"{option} is of published figures, and --case measures others: leave one out"
+                )
         return _measure_cases([parse_case(text) for text in case])
     values, walls = emulated.decode(_read(decode)) if decode else {}, dict[str, Any]()
     for job in chosen(only or []):
@@ -144,10 +154,10 @@ def _content(
     module: str, profile: str, ranks: int, managed_bytes: int, arguments: tuple[str, ...]
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
     """What a job found, its duration and clock, and its exit code."""
-    with tempfile.TemporaryDirectory(prefix="superpod-calibrate-") as folder:
-        out = Path(folder) / "found.json"
+    with work_directory() as folder:
+        out = folder / "found.json"
         program = ["-m", "collectives.calibrate", module, *arguments, str(out)]
-        config, report = with_report({"profile": profile, "managed_bytes": managed_bytes}, Path(folder))
+        config, report = with_report({"profile": profile, "managed_bytes": managed_bytes}, folder)
         result = run.run_job(ranks, program, config, started_s=run.command_start_s())
         if result.exit_code:
             return {}, {}, result.exit_code

@@ -7,7 +7,6 @@ are printed); 2: bad input.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,10 +21,10 @@ from emulator.errors import UsageError
 from emulator.faults import ALL_STATES, STATES, FaultPlan
 from emulator.faults.generate import generate
 from emulator.faults.names import nearest
-from launch import paths
 from launch.chaos.campaign import Campaign, Notebook, prepared
 from launch.chaos.carried import check_plan, parse_kinds
-from launch.cmd_run import check_pod, check_writable, write_out
+from launch.cmd_run import check_pod
+from launch.outputs import write_out
 from launch.recovery_options import (
     Degraded,
     Period,
@@ -40,6 +39,7 @@ from launch.recovery_options import (
 from launch.replay_faults import load_checked
 from launch.run import check_start
 from launch.seed_option import seed_option
+from launch.workplace import job_directory
 
 _FAILED = 1
 _POD = "cloudmatrix384"
@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
     @app.command("chaos")
     def chaos_command(
         num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")] = 16,
-        seeds: Annotated[int, typer.Option(min=1, help="Plans to draw.")] = 20,
+        seeds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Plans to draw.")] = 20,
         first_seed: Annotated[int, seed_option("Seed of the first plan.")] = 0,
         faults: Annotated[str | None, typer.Option(help="Kinds to draw, with commas between.")] = None,
         states: Annotated[
@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         plan: Annotated[Path | None, typer.Option(help="Run this plan instead (TOML or JSON).")] = None,
-        requests: Annotated[int, typer.Option(min=9, help="Requests of every run.")] = 24,
+        requests: Annotated[int, typer.Option(min=9, max=100_000, help="Requests of every run.")] = 24,
         recovery: Way = "in-place",
         spares: Spares = 0,
         reload: Reload = True,
@@ -83,8 +83,6 @@ def register(app: typer.Typer) -> None:
         ] = True,
     ) -> int:
         """Serve under fault plans drawn from seeds; check that nothing hangs, leaks or answers wrongly."""
-        for option, path in (("--json", json_out), ("--plot", plot), ("--resume", resume)):
-            check_writable(option, path)
         times = recovery_times(recovery, heartbeat_period, heartbeat_timeout)
         after = policy(num_ranks, times, spares, reload, degraded)
         check_pod(num_ranks, _POD, {})
@@ -98,8 +96,7 @@ def register(app: typer.Typer) -> None:
         if resume is not None and given is None:
             notebook = Notebook(resume, _settings(num_ranks, requests, kinds, after, met))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and clear all away
-        own = paths.RunDirectory()
-        try:
+        with job_directory() as own:
             campaign = prepared(own, num_ranks, requests, limit_s, after, met)
             plans = (
                 [given]
@@ -107,9 +104,6 @@ def register(app: typer.Typer) -> None:
                 else _drawn(campaign, range(first_seed, first_seed + seeds), kinds, met)
             )
             smallest, picture = campaign.carry_out(plans, shrinking, notebook)
-        finally:
-            own.remove()
-            os.close(own.lock_fd)
         return _tell(campaign, kinds if given is None else (), met, smallest, picture, json_out, plot)
 
 
@@ -157,10 +151,15 @@ def _tell(
 
     numbers, matrix = report.summary(campaign.records), report.coverage(campaign.records, kinds, states)
     numbers["least_of_a_kind_and_state"] = report.least_covered(matrix)
+    ranks, requests = campaign.replay.job.num_ranks, len(campaign.replay.specs)
+    if json_out is not None:
+        told = {"ranks": ranks, "summary": numbers, "coverage": matrix, "plans": campaign.records}
+        write_out("--json", json_out, json.dumps(told, indent=1) + "\n")
+    if plot is not None and picture:
+        write_out("--plot", plot, picture)
     console = Console()
     console.print(report.coverage_table(matrix))
     console.print(report.summary_table(numbers))
-    ranks, requests = campaign.replay.job.num_ranks, len(campaign.replay.specs)
     for plan, violation in smallest:
         path = Path(f"chaos-seed-{plan.seed}.toml").resolve()
         path.write_text(plan.to_toml())
@@ -173,9 +172,4 @@ def _tell(
         idle = [f"{row['fault']} ({row['kind']})" for row in entry["faults"] if not row["fired"]]
         if idle:
             print(f"superpod: seed {entry['seed']}: never fired: {', '.join(idle)}", file=sys.stderr)
-    if json_out is not None:
-        told = {"ranks": ranks, "summary": numbers, "coverage": matrix, "plans": campaign.records}
-        write_out("--json", json_out, json.dumps(told, indent=1) + "\n")
-    if plot is not None and picture:
-        write_out("--plot", plot, picture)
     return _FAILED if smallest else 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +22,11 @@ from emulator.errors import UsageError
 from emulator.profile import load_profile
 from launch import run
 from launch.clock_report import duration_and_clock, with_report
-from launch.cmd_run import Overrides, check_choice, check_pod, check_writable, parse_set, write_out
+from launch.cmd_run import Overrides, check_choice, check_pod, parse_set
 from launch.compare_faults import compare_under
+from launch.outputs import write_out
 from launch.seed_option import seed_option
+from launch.workplace import work_directory
 from memsem.bench.labels import path_label
 from memsem.bench.shapes import parse_sizes
 
@@ -76,12 +77,8 @@ def compare_command(
     check_choice("--transport", transport, ("shared", "rma"))
     check_choice("--mpi-over", mpi_over, ("ub", "rdma", "vpc"))
     check_choice("--delivery", delivery, ("natural", "adversarial"))
-    for option, path in (("--json", json_out), ("--plot", plot_out)):
-        check_writable(option, path)
     if plot_out is not None:
         check_plot(plot_out)
-        if json_out is not None and json_out.resolve() == plot_out.resolve():
-            raise UsageError(f"--plot {plot_out}: --json writes that file; name another")
     chosen = [name.strip() for name in paths.split(",")]
     for path_name in chosen:
         check_choice("--paths", path_name, PATHS)
@@ -90,9 +87,22 @@ def compare_command(
     settings = parse_set(overrides or [])
     check_pod(num_ranks, pod, settings)
     if faults is not None:
+        for option, is_given in (
+            ("--plot", plot_out is not None),
+            ("--paths", chosen != list(PATHS)),
+            ("--transport", transport != "shared"),
+            ("--delivery", delivery != "natural"),
+        ):
+            if is_given:
+                raise UsageError(f"{option} is of --op: a plan is compared over all paths; leave it out")
         machine = {"profile": pod, "set": settings, "mpi_over": mpi_over, "seed": seed}
         given = parse_sizes(sizes or "64K")
-        return compare_under(faults, num_ranks, given[0], repeat or _TRANSFERS, machine, json_out)
+        if len(given) > 1 or given[0] > _LARGEST:
+            raise UsageError(f"--sizes {sizes}: with --faults one size, at most {_LARGEST >> 20}M")
+        transfers = _TRANSFERS if repeat is None else repeat
+        if not 1 <= transfers <= _MOST_REPEATED:
+            raise UsageError(f"--repeat {repeat}: 1 to {_MOST_REPEATED} transfers")
+        return compare_under(faults, num_ranks, given[0], transfers, machine, json_out)
     assert op is not None
     spec: dict[str, Any] = {
         "op": op,
@@ -140,23 +150,23 @@ def _room(spec: dict[str, Any], num_ranks: int) -> dict[str, int]:
 
 
 def _run(spec: dict[str, Any], num_ranks: int, config: dict[str, Any]) -> tuple[Comparison | None, int]:
-    with tempfile.TemporaryDirectory(prefix="superpod-compare-") as folder:
-        program = ["-m", "collectives.compare", json.dumps(spec), folder]
-        config, report = with_report(config, Path(folder))
+    with work_directory() as folder:
+        program = ["-m", "collectives.compare", json.dumps(spec), str(folder)]
+        config, report = with_report(config, folder)
         result = run.run_job(num_ranks, program, config, started_s=run.command_start_s())
         if result.exit_code:
             return None, result.exit_code
-        files = [Path(folder) / f"{rank}.json" for rank in range(num_ranks)]
+        files = [folder / f"{rank}.json" for rank in range(num_ranks)]
         merged = merge(spec["op"], [json.loads(file.read_text()) for file in files])
         return dataclasses.replace(merged, clock=duration_and_clock(report)), 0
 
 
 def _tell(comparison: Comparison, json_out: Path | None, plot_out: Path | None) -> int:
-    Console(width=None if sys.stdout.isatty() else 150).print(table(comparison))
     if json_out is not None:
         write_out("--json", json_out, json.dumps(comparison.as_dict(), indent=2) + "\n")
     if plot_out is not None:
         plot(comparison, plot_out)
+    Console(width=None if sys.stdout.isatty() else 150).print(table(comparison))
     wrong = comparison.unequal()
     for line in wrong:
         typer.echo(f"superpod compare: {line}", err=True)

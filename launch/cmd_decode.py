@@ -16,11 +16,13 @@ from rich.console import Console
 from emulator.clock import clock_said
 from emulator.errors import SuperpodError
 from launch import paths, run
-from launch.cmd_replay import _RANK_BYTES, _STOPPED, _host, _job_directory
-from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
+from launch.cmd_replay import _RANK_BYTES, _STOPPED, _host
+from launch.cmd_run import check_choice, check_pod, parse_set
 from launch.helper import Helper
+from launch.outputs import write_out
 from launch.replay_progress import replay_progress
 from launch.seed_option import seed_option
+from launch.workplace import job_directory
 from serving.decode.report import result_of
 from serving.decode.settings import (
     DecodePlan,
@@ -78,11 +80,10 @@ def decode_command(
     check_choice("--transport", transport, ("shared", "rma"))
     settings, bounds = parse_set(overrides or []), parse_context(context)
     check_pod(num_ranks, pod, split_overrides(settings)[0])
-    check_writable("--json", json_out)
     config = preset_config("mini") if model is None else ModelConfig.from_hf(model)
     if redundant_experts is None:
         redundant_experts = spare_experts(num_ranks, config.n_routed_experts)
-    with _job_directory() as own:
+    with job_directory() as own:
         job = decode_job(
             str(model.resolve() if model else own.path / "model"), num_ranks, batch, bounds,
             DecodeOptions(steps, 2 if mtp else 1, mtp, jitter), settings, priced_as, pod, token_scale,
@@ -146,6 +147,8 @@ def _run(
 
 
 def _tell(result: dict[str, Any], json_out: Path | None, show_inputs: bool) -> int:
+    if json_out is not None:
+        write_out("--json", json_out, json.dumps(result, indent=2) + "\n")
     console = Console(width=max(_WIDTH, Console().width))
     console.print(figures_table(result))
     console.print(accounts_table(result))
@@ -155,6 +158,4 @@ def _tell(result: dict[str, Any], json_out: Path | None, show_inputs: bool) -> i
     console.print(f"wall {host['wall_s']:.0f} s, start {host['startup_wall_s']:.0f} s, {host['pss_gb']} GB")
     if "wall" in result:
         console.print(f"clock: {clock_said(result['wall'])}; it starts when the contexts are filled")
-    if json_out is not None:
-        write_out("--json", json_out, json.dumps(result, indent=2) + "\n")
     return 0 if result["within_bounds"] else _OUTSIDE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +14,16 @@ from rich.console import Console
 from emulator.errors import UsageError
 from emulator.profile import load_profile
 from emulator.topology import Topology
-from launch.cmd_prices import overrides
+from launch.cmd_run import parse_set
+from launch.outputs import write_out
 from launch.seed_option import seed_option
+from launch.workplace import work_directory
 
 if TYPE_CHECKING:
     from serving.model import Model
 
 _WIDTH = 120
+_MOST_SEQUENCES = 1 << 16
 _LEAST_TOKENS, _MOST_TOKENS = 1 << 14, 1 << 17
 """Fewer tokens than a step routes would make experts look more uneven than they are in that step."""
 
@@ -41,12 +43,12 @@ def eplb_command(
         typer.Option("--expert-skew", help="Mean loads of the made model's hottest expert (else 18)."),
     ] = None,
     ranks: Annotated[int, typer.Option("-n", "--np", help="Dies.")] = 288,
-    redundant_experts: Annotated[int, typer.Option(help="Replicas beyond one of each expert.")] = 288,
+    redundant_experts: Annotated[int, typer.Option(min=0, help="Replicas beyond one of each expert.")] = 288,
     policy: Annotated[str, typer.Option(help="xdeepserve or deepseek.")] = "xdeepserve",
     batch: Annotated[
         str, typer.Option(help="Sequences a die decodes: numbers with commas.")
     ] = "60,96,128,192",
-    context: Annotated[int, typer.Option(min=1, help="Tokens each sequence attends to.")] = 3000,
+    context: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens each sequence attends to.")] = 3000,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -55,7 +57,9 @@ def eplb_command(
             help="Tokens routed and counted, and others to judge by (else those of the largest step).",
         ),
     ] = None,
-    slices: Annotated[int, typer.Option(min=1, help="Slices of time in which rows are counted.")] = 4,
+    slices: Annotated[
+        int, typer.Option(min=1, max=4096, help="Slices of time in which rows are counted.")
+    ] = 4,
     priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     settings: Annotated[
@@ -75,7 +79,7 @@ def eplb_command(
     if policy not in POLICIES:
         raise UsageError(f"--policy {policy}: choose {' or '.join(POLICIES)}")
     sizes = _batches(batch)
-    machine, own = split_overrides(overrides(settings or []))
+    machine, own = split_overrides(parse_set(settings or []))
     profile = load_profile(pod, machine)
     priced = PricedModel.load(priced_as, profile, own)
     topology = Topology.from_profile(profile, ranks)
@@ -84,15 +88,21 @@ def eplb_command(
     if tokens is None:
         tokens = min(max(_LEAST_TOKENS, ranks * max(sizes)), _MOST_TOKENS)
     with _opened(model, 18.0 if expert_skew is None else expert_skew, seed) as router:
+        most = router.config.n_routed_experts * (ranks - 1)
+        if redundant_experts > most:
+            raise UsageError(
+                f"--redundant-experts {redundant_experts}: a die holds an expert at most once, so the most "
+                f"on {ranks} dies is {most}"
+            )
         groups, top_k = router.config.n_group, router.config.num_experts_per_tok
         cases = [
             EplbSetting(ranks, redundant_experts, size, context, policy, groups, top_k, nodes)
             for size in sizes
         ]
         found = figures(router, priced, cases, tokens, slices, seed)
+    if json_out is not None:
+        write_out("--json", json_out, json.dumps(found, indent=1) + "\n")
     Console(width=_WIDTH).print(table(found, policy, redundant_experts))
-    if json_out:
-        json_out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -103,7 +113,7 @@ def _opened(model: Path | None, skew: float, seed: int) -> Iterator[Model]:
     if model is not None:
         yield load_model(model)
         return
-    with tempfile.TemporaryDirectory() as made:
+    with work_directory() as made:
         make_skewed_checkpoint(made, "mini", seed, skew=skew, overwrite=True)
         yield load_model(made)
 
@@ -115,4 +125,6 @@ def _batches(text: str) -> list[int]:
         raise UsageError(f"--batch {text}: numbers with commas, for example 60,96,192") from None
     if min(sizes) < 1:
         raise UsageError(f"--batch {text}: at least 1 each")
+    if max(sizes) > _MOST_SEQUENCES:
+        raise UsageError(f"--batch {text}: at most {_MOST_SEQUENCES} each")
     return sizes

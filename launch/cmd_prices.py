@@ -6,8 +6,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from emulator.errors import UsageError
 from emulator.profile import Profile, load_profile
+from launch.cmd_run import parse_set
 from serving.decode.settings import split_overrides
 from serving.price_tables import price_tables
 from serving.pricing import PricedModel
@@ -25,7 +25,7 @@ def prices(
     sources: Annotated[bool, typer.Option(help="List every number with unit, label and source.")] = False,
 ) -> None:
     """Show prices of the target model, the decode iteration beside the published one."""
-    settings, priced = split_overrides(overrides(set_ or []))
+    settings, priced = split_overrides(parse_set(set_ or []))
     machine = load_profile(profile, settings)
     model = PricedModel.load(priced_as, machine, priced)
     console = Console()
@@ -35,17 +35,6 @@ def prices(
         console.print(source_table(machine))
         console.print(source_table(model.entries))
         console.print(source_table(model.library.numbers))
-
-
-def overrides(settings: list[str]) -> dict[str, str]:
-    """Return key -> text of `--set key=value` options. Raises UsageError for one without "="."""
-    result = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--set {setting}: write KEY=VALUE, for example ub.latency_inter_us=4")
-        result[key.strip()] = value.strip()
-    return result
 
 
 def source_table(entries: Profile) -> Table:

@@ -9,12 +9,11 @@ What needs torch is done by helper processes: this one would hold its 140 MB as 
 
 import gc
 import json
-import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -28,7 +27,7 @@ from emulator.errors import SuperpodError, UsageError
 from emulator.faults import FaultPlan
 from launch import paths, prepared, run
 from launch.chaos.carried import check_plan
-from launch.cmd_run import check_choice, check_pod, check_writable, parse_set, write_out
+from launch.cmd_run import check_choice, check_pod, parse_set
 from launch.helper import Helper
 from launch.model_options import (
     AcceptanceOption,
@@ -41,6 +40,7 @@ from launch.model_options import (
     quantization_of,
 )
 from launch.open_job import recorded_model, write_stop_table
+from launch.outputs import write_out
 from launch.paging_options import (
     Balancing,
     BlockSize,
@@ -60,6 +60,7 @@ from launch.recovery_options import Degraded, Period, Reload, Spares, Timeout, W
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
 from launch.seed_option import seed_option
+from launch.workplace import job_directory
 from serving.decode.settings import split_overrides
 from serving.eplb.options import eplb_options
 from serving.feed import is_recording
@@ -196,8 +197,6 @@ def register(app: typer.Typer) -> None:
         settings, priced_settings = split_overrides(parse_set(overrides or []))
         check_pod(num_ranks, pod, settings)
         outputs = (("--json", json_out), ("--trace-out", trace_out), ("--schedule-out", schedule_out))
-        for option, path in outputs:
-            check_writable(option, path)
         if prepare is not None and (unused := [option for option, path in outputs if path is not None]):
             raise UsageError(
                 f"{unused[0]}: a prepared replay has no result yet; leave out --prepare, or give --json to "
@@ -230,7 +229,7 @@ def register(app: typer.Typer) -> None:
         config = _model_config(model, layers_executed)
         if model is None and mtp:
             config = config.model_copy(update={"num_nextn_predict_layers": mtp})
-        with _job_directory() as own:
+        with job_directory() as own:
             place = own.path if prepare is None else prepare.resolve()
             job = ReplayJob(
                 model_dir=str(model.resolve() if model else place / "model"),
@@ -298,20 +297,6 @@ def refuse_with_faults(transport: str, *others: Path | None) -> None:
             f"{_MAY_DIE}: leave out --trace-out, --prepare, --schedule-out, --schedule-from, "
             "--compare-schedule"
         )
-
-
-@contextmanager
-def _job_directory() -> Iterator[paths.RunDirectory]:
-    """A private directory for the job's files; whoever comes later removes it if we are killed."""
-    try:
-        own = paths.RunDirectory()
-    except OSError as error:
-        raise UsageError(f"cannot make the job's directory: {error}") from None
-    try:
-        yield own
-    finally:
-        own.remove()
-        os.close(own.lock_fd)
 
 
 def _model_config(model: Path | None, layers_executed: int | None) -> ModelConfig:
@@ -446,11 +431,11 @@ def _host(job: run.JobResult, machine: Mapping[str, Any]) -> dict[str, Any]:
 
 def tell(result: Mapping[str, Any], json_out: Path | None) -> int:
     """Print the tables, write the JSON, and say by the exit code how it went."""
+    if json_out is not None:
+        write_out("--json", json_out, json.dumps(result, indent=2) + "\n")
     console = Console()
     console.print(serving_table(result))
     console.print(emulator_table(result))
-    if json_out is not None:
-        write_out("--json", json_out, json.dumps(result, indent=2) + "\n")
     broken = [name for name, holds in result["invariants"].items() if not holds]
     for name in broken:
         print(f"superpod: broken: {name}", file=sys.stderr)

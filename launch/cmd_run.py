@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,14 +14,16 @@ from emulator.config import DELIVERIES, FAULTS_KEY, MPI_PLANES, TRANSPORTS, envi
 from emulator.errors import UsageError
 from launch import run
 from launch.clock_report import duration_and_clock, with_report
+from launch.outputs import write_out
 from launch.seed_option import seed_option
+from launch.workplace import work_directory
 
 
 def parse_set(pairs: list[str]) -> dict[str, str]:
     """Turn `key=value` words into a mapping. Raises UsageError for a word without `=` or a key twice."""
     found: dict[str, str] = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
+        key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key or not value:
             raise UsageError(f"--set {pair}: write key=value, e.g. --set ub.latency_inter_us=4")
         if key in found:
@@ -36,42 +37,6 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UsageError(f"{option} {value}: choose one of {', '.join(choices)}")
     return value
-
-
-def check_writable(option: str, path: Path | None) -> None:
-    """Make sure a file can be written at the end of a run. Raises UsageError."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: that is a directory; name a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory {path.parent}")
-    is_new = not path.exists()
-    if not is_new and not path.is_file():  # a pipe or a terminal: opening it might wait
-        allowed = os.access(path, os.W_OK)
-    else:
-        allowed = _opens(path)
-        if allowed and is_new:
-            path.unlink(missing_ok=True)
-    if not allowed:
-        raise UsageError(f"{option} {path}: cannot write a file there")
-
-
-def _opens(path: Path) -> bool:
-    """Whether the file opens for writing at its end; it exists afterwards."""
-    try:
-        path.open("ab").close()
-    except OSError:  # also where permissions would allow it, as in /proc
-        return False
-    return True
-
-
-def write_out(option: str, path: Path, text: str) -> None:
-    """Write a result at the end of a run. Raises UsageError, of a full disk for instance."""
-    try:
-        path.write_text(text)
-    except OSError as e:
-        raise UsageError(f"{option} {path}: cannot be written: {e.strerror}") from None
 
 
 def check_pod(num_ranks: int, pod: str, overrides: dict[str, str]) -> None:
@@ -167,8 +132,6 @@ def run_command(
         parse_set(overrides or []),
         given={_KEYS.get(name, name) for name in context.params if _is_given(context, name)},
     )
-    check_writable("--trace-out", trace_out)
-    check_writable("--json", json_out)
     check_pod(num_ranks, config["profile"], config["set"])
     if check_races and trace_out is not None:
         raise UsageError("--check-races keeps its own records: run without --trace-out")
@@ -176,10 +139,9 @@ def run_command(
     with contextlib.ExitStack() as held:
         faulty = _with_faults(config, faults, num_ranks)
         if faulty or json_out is not None:
-            place = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-report-"))
-            config, report = with_report(config, Path(place))
+            config, report = with_report(config, held.enter_context(work_directory()))
         if check_races:
-            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="superpod-races-"))
+            folder = str(held.enter_context(work_directory()))
             config.update(check_races=True, trace=folder)
         result = run.run_job(
             num_ranks,

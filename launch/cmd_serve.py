@@ -24,11 +24,12 @@ from typing import Annotated, Any
 import typer
 
 from emulator.errors import SuperpodError, UsageError
-from launch import osproc, paths
+from launch import osproc
 from launch.clock_report import duration_and_clock
-from launch.cmd_run import check_pod, check_writable, parse_set, write_out
+from launch.cmd_run import check_pod, parse_set
 from launch.model_options import AcceptanceOption, MtpOption, QuantizationOption
 from launch.open_job import OpenOptions, open_plan
+from launch.outputs import write_out
 from launch.paging_options import (
     DEFAULT_BLOCK,
     Balancing,
@@ -46,6 +47,7 @@ from launch.pod import OpenPod, prepare
 from launch.seed_option import seed_option
 from launch.serve_api import SETTINGS
 from launch.vllm_options import check_unknown
+from launch.workplace import job_directory
 from serving.api.settings import ServerSettings, url_of
 from serving.decode.settings import split_overrides
 from serving.replay import Replay
@@ -122,8 +124,6 @@ def serve_command(
     settings, priced_settings = split_overrides(parse_set(overrides or []))
     check_pod(num_ranks, pod, settings)
     check_sizes(num_ranks, dp_size, tp_size, ep_size)
-    check_writable("--record", record)
-    check_writable("--json", json_out)
     check_address(host, api_key)
     options = OpenOptions(
         priced_as=priced_as,
@@ -153,14 +153,14 @@ def serve_command(
         record=str(record.resolve()) if record else "",
     )
     plan, config, length = open_plan(model, num_ranks, options)
-    with listening(host, port) as listener, job_directory() as directory:
+    with listening(host, port) as listener, job_directory() as own:
         names = tuple(served_model_name or [str(model)])
         vocabulary = config.vocab_size
         server = ServerSettings(
             str(model.resolve()), names, num_ranks, length, vocabulary, api_key, max_queue, seed
         )
-        server.write(directory / SETTINGS)
-        result = _Serving(plan, directory, listener, progress).run()
+        server.write(own.path / SETTINGS)
+        result = _Serving(plan, own.path, listener, progress).run()
     if json_out is not None:
         write_out("--json", json_out, json.dumps(result, indent=1) + "\n")
     return 0
@@ -205,20 +205,6 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
                 f"--host {host} --port {port}: {error.strerror}; --port 0 takes a free one"
             ) from None
         yield listener
-
-
-@contextmanager
-def job_directory() -> Iterator[Path]:
-    """A private directory for the job's files."""
-    try:
-        own = paths.RunDirectory()
-    except OSError as error:
-        raise UsageError(f"cannot make the job's directory: {error}") from None
-    try:
-        yield own.path
-    finally:
-        own.remove()
-        os.close(own.lock_fd)
 
 
 class _Serving:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from rich.table import Table
 from emulator.errors import UsageError
 from emulator.faults.log import never_fired
 from launch import run
-from launch.cmd_run import write_out
+from launch.outputs import write_out
 from launch.replay_faults import load_checked
+from launch.workplace import work_directory
 from memsem.faulty.lanes import PATHS
 from memsem.faulty.report import notices, totals
 
@@ -60,13 +60,13 @@ def compare_under(
         sums.append(totals(path, calm, faulty, transfers))
         if (idle := never_fired(log)) is not None:
             print(f"superpod: {path}: {idle}", file=sys.stderr)
-    Console(width=None if sys.stdout.isatty() else 150).print(_table(rows), _totals(sums))
     if json_out is not None:
         write_out(
             "--json",
             json_out,
             json.dumps({"notices": rows, "paths": sums, "ranks": num_ranks}, indent=1) + "\n",
         )
+    Console(width=None if sys.stdout.isatty() else 150).print(_table(rows), _totals(sums))
     return 0
 
 
@@ -74,16 +74,16 @@ def _one(
     settings: Mapping[str, Any], num_ranks: int, config: Mapping[str, Any], plan: Path | None
 ) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]:
     """One run: its ranks' results and the log of its faults."""
-    with tempfile.TemporaryDirectory(prefix="superpod-compare-") as folder:
-        report = Path(folder) / "report.json"
+    with work_directory() as folder:
+        report = folder / "report.json"
         own: dict[str, Any] = {**config, "report": str(report), "keep_going": True}
         own |= {} if plan is None else {"faults": str(plan.resolve())}
-        program = ["-m", "memsem.faulty", json.dumps(dict(settings)), folder]
+        program = ["-m", "memsem.faulty", json.dumps(dict(settings)), str(folder)]
         run.run_job(num_ranks, program, own, keep_going=True, started_s=run.command_start_s())
         if not report.exists():
             return None, []
         log = json.loads(report.read_text()).get("faults", [])
-        files = [Path(folder) / f"{rank}.json" for rank in range(num_ranks)]
+        files = [folder / f"{rank}.json" for rank in range(num_ranks)]
         return [json.loads(file.read_text()) for file in files if file.exists()], log
 
 

@@ -27,8 +27,8 @@ from launch.chaos.degraded import masked_answers, touched_requests
 from launch.chaos.history import check
 from launch.chaos.report import record, summary
 from launch.chaos.rounds import PS_PER_S, Served, restart_times, serve
-from launch.cmd_run import write_out
 from launch.helper import Helper
+from launch.outputs import write_out
 from launch.recovery_options import TIMES_FILE
 from serving.job import read_reference
 from serving.replay import Replay, write_replay
@@ -83,7 +83,6 @@ def _tell(served: Served, entry: dict[str, Any], compared: bool, json_out: Path 
     for text in served.warnings:
         print(text, file=sys.stderr)
     numbers = summary([entry])
-    Console().print(fault_table(entry, numbers, compared))
     result = {**entry, "tokens_equal_reference": (not entry["violations"]) if compared else None}
     result["endings"] = [
         {"request": e.request, "rank": e.rank, "tokens": e.tokens, "times_ps": e.times_ps, "error": e.error}
@@ -91,6 +90,7 @@ def _tell(served: Served, entry: dict[str, Any], compared: bool, json_out: Path 
     ]
     if json_out is not None:
         write_out("--json", json_out, json.dumps(result, indent=1) + "\n")
+    Console().print(fault_table(entry, numbers, compared))
     if (idle := never_fired(entry["faults"])) is not None:
         print(f"superpod: {idle}", file=sys.stderr)
     for e in served.endings:

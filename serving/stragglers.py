@@ -17,6 +17,7 @@ from serving.decode.jitter import Jitter
 __all__ = ["StragglerClock", "Stragglers", "parse_stragglers"]
 
 _PS_PER_S, _PS_PER_MS, _PS_PER_US = 10**12, 10**9, 10**6
+_MOST_US = 1e9
 
 
 class ComputeClock(Protocol):
@@ -85,8 +86,8 @@ def parse_stragglers(slow: Sequence[str], pauses: Sequence[str], launch_us: floa
     Raises:
         UsageError: not of that form, or a value that cannot be.
     """
-    if launch_us < 0:
-        raise UsageError(f"--launch-jitter {launch_us:g}: a delay is not negative")
+    if not 0 <= launch_us < _MOST_US:
+        raise UsageError(f"--launch-jitter {launch_us:g}: a delay of 0 to {_MOST_US:g} µs is wanted")
     found = Stragglers(launch_ps=round(launch_us * _PS_PER_US))
     for text in slow:
         rank, (factor,) = _numbers("--slow-die", text, "RANK=FACTOR, as 3=1.5", 1)

@@ -28,6 +28,8 @@ GATE_IDS: Final = "ids.npy"
 GATE_WEIGHTS: Final = "weights.npy"
 """Files with the choices of a model's gate: int64 and float32 [ranks, tokens, topk]."""
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
+_MOST_EXPERTS, _STEEPEST = 1 << 16, 16
+"""Steeper, all but a few experts would have no share that a double can hold."""
 _USUAL: Final = {"xccl": "xccl", "cann": "cann", "all-to-all": "cann", "agrs": "cann"}
 """Library whose costs a scheme is charged by default; DeepEP's of the machine for the others."""
 
@@ -87,8 +89,8 @@ def check(spec: EpSpec, ranks: int, machine: str) -> None:
     ):
         if word not in known:
             raise UsageError(f"{option} {word}: choose one of {', '.join(known)}")
-    if spec.experts < 1 or spec.experts % ranks:
-        near = max(1, round(spec.experts / ranks)) * ranks
+    if not 1 <= spec.experts <= _MOST_EXPERTS or spec.experts % ranks:
+        near = max(1, round(min(spec.experts, _MOST_EXPERTS - ranks) / ranks)) * ranks
         raise UsageError(f"--experts {spec.experts}: {ranks} ranks share them equally; nearest: {near}")
     for name, value, least, most in (
         ("--tokens", spec.tokens, 1, 1 << 16),
@@ -100,6 +102,8 @@ def check(spec: EpSpec, ranks: int, machine: str) -> None:
     ):
         if not least <= value <= most:
             raise UsageError(f"{name} {value}: choose {least} to {most}")
+    if spec.routing == "zipf" and not 0 <= spec.alpha <= _STEEPEST:
+        raise UsageError(f"--zipf-alpha {spec.alpha}: choose 0 (uniform) to {_STEEPEST}")
     if spec.routing == "k-hot" and not (0 < spec.hot < spec.experts and 0 < spec.share < 1):
         raise UsageError(
             f"--hot-experts {spec.hot} must be 1 to {spec.experts - 1}, "

@@ -18,6 +18,7 @@ from emulator.errors import UsageError
 from serving.traces import TraceRequest, read_trace
 from serving.workload import WorkloadOptions, make_requests
 
+_MOST_TOKENS = 1 << 20
 _MIN_TOKENS, _MAX_PROMPT, _MAX_TOTAL = 4, 1024, 2048
 """ShareGPT: shorter prompts and answers, and longer ones, are left out (source: `is_valid_sequence`)."""
 
@@ -38,9 +39,10 @@ def random_asks(
 ) -> list[Ask]:
     """Random tokens; lengths even in [(1 - ratio) len, (1 + ratio) len]. Raises UsageError: lengths below 1,
     or a ratio outside [0, 1)."""
-    if input_len < 1 or output_len < 1:
+    if not (1 <= input_len <= _MOST_TOKENS and 1 <= output_len <= _MOST_TOKENS):
         raise UsageError(
-            f"--random-input-len {input_len} and --random-output-len {output_len} must be at least 1"
+            f"--random-input-len {input_len} and --random-output-len {output_len} must be at least 1, at "
+            f"most {_MOST_TOKENS}"
         )
     if not 0 <= range_ratio < 1:
         raise UsageError(f"--random-range-ratio {range_ratio} must be in [0, 1)")

@@ -20,6 +20,8 @@ from serving.priced_shape import MODEL_KEYS
 from serving.pricing import PricedModel
 from serving.request import RequestSpec
 
+MOST_SEQUENCES, MOST_CONTEXT = 1 << 16, 1 << 24
+"""Beyond what any die holds; more would be drawn for minutes before it is refused."""
 WARM_STEPS = 1
 """Decode steps before those that are measured: the first follows the prefill."""
 
@@ -51,8 +53,8 @@ def parse_context(text: str) -> tuple[int, int]:
         bounds = int(low), int(high if colon else low)
     except ValueError:
         raise UsageError(f"--context {text}: write LOW:HIGH or one number of tokens, as 2048:4096") from None
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise UsageError(f"--context {text}: 1 <= LOW <= HIGH is needed")
+    if not 1 <= bounds[0] <= bounds[1] <= MOST_CONTEXT:
+        raise UsageError(f"--context {text}: 1 <= LOW <= HIGH <= {MOST_CONTEXT} is needed")
     return bounds
 
 
@@ -77,6 +79,8 @@ def decode_job(
     """
     if batch < 1:
         raise UsageError(f"--batch {batch}: at least one sequence a die is needed")
+    if batch > MOST_SEQUENCES:
+        raise UsageError(f"--batch {batch}: at most {MOST_SEQUENCES} sequences a die")
     if options.steps < 1:
         raise UsageError(f"--steps {options.steps}: at least one measured iteration is needed")
     if options.queries < 1:

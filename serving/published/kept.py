@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from emulator.errors import UsageError
 from serving.published.cases import Case
 from serving.published.inputs import inputs
 
@@ -19,7 +20,10 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--keep {folder}: cannot be made a folder: {error.strerror}") from None
 
     def read(self, case: Case) -> dict[str, Any] | None:
         """What was found; None where it has not been measured with these numbers."""

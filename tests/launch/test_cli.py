@@ -8,7 +8,7 @@ import pytest
 from sandbox import BIN, Sandbox
 
 from emulator.errors import UsageError
-from launch import cli, cmd_run, run
+from launch import cli, outputs, run
 
 SUPERPOD = str(BIN / "superpod")
 
@@ -66,7 +66,7 @@ def test_no_arguments_show_the_help_and_no_empty_error(capsys: pytest.CaptureFix
 
 def test_a_result_that_cannot_be_written_is_one_line() -> None:
     with pytest.raises(UsageError, match="--json /dev/full: cannot be written: No space left"):
-        cmd_run.write_out("--json", Path("/dev/full"), "x" * 100)
+        outputs.write_out("--json", Path("/dev/full"), "x" * 100)
 
 
 def test_misuse_of_the_installed_command_leaves_nothing(sandbox: Sandbox) -> None:
@@ -140,9 +140,9 @@ def test_where_a_result_cannot_go_is_refused_before_anything_runs(
     Path("old.json").write_text("kept")
     if words:
         with pytest.raises(UsageError, match=words):
-            cmd_run.check_writable("--json", Path(path))
+            outputs.check_writable("--json", Path(path))
     else:
-        cmd_run.check_writable("--json", Path(path))
+        outputs.check_writable("--json", Path(path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "old.json"]
     assert Path("old.json").read_text() == "kept"
 

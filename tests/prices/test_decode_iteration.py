@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from emulator.profile import load_profile
-from launch import cmd_prices
+from launch import cmd_prices, cmd_run
 from serving.exchange_price import estimate_ps
 from serving.price_tables import (
     COMBINE,
@@ -142,9 +142,9 @@ def test_the_command_prints_both_columns_and_sources() -> None:
 
 
 def test_overrides_of_the_command() -> None:
-    assert cmd_prices.overrides(["a.b=1", "c = 2"]) == {"a.b": "1", "c": "2"}
-    with pytest.raises(Exception, match="write KEY=VALUE"):
-        cmd_prices.overrides(["a.b"])
+    assert cmd_run.parse_set(["a.b=1", "c = 2"]) == {"a.b": "1", "c": "2"}
+    with pytest.raises(Exception, match="write key=value"):
+        cmd_run.parse_set(["a.b"])
 
 
 def test_source_table_lists_every_number() -> None:

@@ -148,7 +148,7 @@ def _no_reader(*_: Any) -> None:
 
 class _NoRouter:
     class config:
-        n_group, num_experts_per_tok = 8, 8
+        n_routed_experts, n_group, num_experts_per_tok = 256, 8, 8
 
     def __enter__(self) -> "_NoRouter":
         return self

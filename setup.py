@@ -57,7 +57,7 @@ SOURCES = {
     CORE: sorted(f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c")),
     UNDO: sorted(f"emulator/engine/{p.name}" for p in (HERE / "emulator/engine").glob("*.c")),
     ROWS: ["emulator/engine/rows.c"],
-    BOARD: ["launch/native/board.c", "launch/native/descriptors.c"],
+    BOARD: [f"launch/native/{name}.c" for name in ("board", "published", "descriptors")],
     IMAGE: ["launch/native/image.c"],
     FUSED: ["serving/model/native/attention.c", "serving/model/native/fused.c"],
     STUB: ["launch/native/stub.c"],

@@ -44,6 +44,8 @@ _stop_watching: list[Callable[[], None]] = []
 watchers: list[Callable[[Device], Callable[[], None]]] = []
 """For launchers: called with the device of a run that keeps going, to mark dead whom they see die; each
 returns how to end that."""
+starting: list[Callable[[int], None]] = []
+"""For launchers: called with 1 before the ranks meet to start, and with -1 when they have."""
 
 
 def init(**cfg: Any) -> Device:
@@ -69,12 +71,16 @@ def init(**cfg: Any) -> Device:
         exit_on_usage_error()
     config = read_config(cfg)
     profile = load_profile(config.profile, config.set)
+    for note in starting:
+        note(1)
     transport = Transport(config.transport)
     device = open_device(config, profile, transport)
     _current.append(device)
     if config.keep_going:
         _stop_watching.extend(watch(device) for watch in watchers)
     atexit.register(finalize)
+    for note in starting:
+        note(-1)
     device.engine.start_clock()  # nothing under the virtual clock
     return device
 

@@ -16,12 +16,13 @@ import numpy as np
 
 from emulator.futex import wait_while, wake_all
 
-_ACCELERATED, _ANSWERS, _REFUTED, _ENDS, _HEAD = 0, 1, 2, 3, 4
+_ACCELERATED, _ANSWERS, _REFUTED, _ENDS, _LOST, _HEAD = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A look at a table. Counts are of local ranks; the `last_*_ns` are 0 while there is none."""
+    """A look at a table. Counts are of local ranks; the `last_*_ns` are 0 while there is none. start_lost:
+    the local rank without which the others could not start, + 1, or 0."""
 
     num_local: int
     entered: int
@@ -31,6 +32,7 @@ class JobStatus:
     accelerated: bool
     board_answers: int
     refuted: bool
+    start_lost: int
 
 
 class JobTable:
@@ -39,13 +41,12 @@ class JobTable:
     def __init__(self, num_local: int, directory: Path) -> None:
         self.num_local, self.directory = num_local, directory
         self._said = directory / f"said-{os.getpid()}-{time.monotonic_ns()}"
-        self._map = mmap.mmap(-1, 8 * (_HEAD + 5 * num_local))
+        self._map = mmap.mmap(-1, 8 * (_HEAD + 6 * num_local))
         words = np.frombuffer(self._map, np.int64)
         self._head = words[:_HEAD]
         self._ends = self._head[_ENDS : _ENDS + 1].view(np.int32)[:1]
-        self._entered, self._ready, self._ending, self._finalized, self._ended = words[_HEAD:].reshape(
-            5, num_local
-        )
+        columns = words[_HEAD:].reshape(6, num_local)
+        self._entered, self._ready, self._ending, self._finalized, self._ended, self._starting = columns
 
     def entered(self, local_rank: int) -> None:
         """Note that this rank's program starts now."""
@@ -54,6 +55,18 @@ class JobTable:
     def ready(self, local_rank: int) -> None:
         """Note that this rank's MPI is up now."""
         self._ready[local_rank] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def starting(self, local_rank: int, by: int) -> None:
+        """Note that this rank enters (`by` 1) or leaves (-1) a call in which all ranks meet to start; such
+        calls may lie within each other."""
+        self._starting[local_rank] += by
+
+    def starting_ranks(self) -> list[int]:
+        """Return the living local ranks that are in such a call."""
+        return np.flatnonzero((self._starting > 0) & (self._ended == 0)).tolist()
+
+    def set_start_lost(self, local_rank: int) -> None:
+        self._head[_LOST] = local_rank + 1
 
     def ending(self, local_rank: int) -> None:
         """Note that this rank is about to finalise MPI."""
@@ -121,4 +134,5 @@ class JobTable:
             bool(h[_ACCELERATED]),
             int(h[_ANSWERS]),
             bool(h[_REFUTED]),
+            int(h[_LOST]),
         )

@@ -35,7 +35,7 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.module: Any = module
         self._spec = module.__spec__
         self.table = table
-        self._local_rank = local_rank
+        self.local_rank = local_rank
         self._auto_finalize = False
 
     def install(self) -> None:
@@ -79,11 +79,13 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def _starting(self, init: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             set_timer_slack(STARTING_SLACK_NS)
+            self.table.starting(self.local_rank, 1)
             try:
                 return init(*args, **kwargs)
             finally:
                 set_timer_slack(RUNNING_SLACK_NS)
-                self.table.ready(self._local_rank)
+                self.table.ready(self.local_rank)
+                self.table.starting(self.local_rank, -1)
 
         return wrapped
 
@@ -93,7 +95,7 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             try:
                 if self._meet_at_the_end():
                     finalize()
-                    self.table.finalized(self._local_rank)
+                    self.table.finalized(self.local_rank)
             finally:
                 set_timer_slack(RUNNING_SLACK_NS)
 
@@ -107,7 +109,7 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         MPI would wait for it for ever. They then end without MPI_Finalize, which mpirun accepts in that
         mode.
         """
-        self.table.ending(self._local_rank)
+        self.table.ending(self.local_rank)
         pause_s = 0.005
         while not self.table.all_ending():
             self.module.COMM_WORLD.Iprobe()  # a peer may need our progress to complete what we have sent

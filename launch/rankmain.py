@@ -220,8 +220,8 @@ def _flush() -> int:
     return status
 
 
-def _watch_if_wanted(table: JobTable) -> None:
-    """Let a run that keeps going learn of deaths."""
+def _watch_if_wanted(table: JobTable, local_rank: int) -> None:
+    """Let a run that keeps going learn of deaths, and the template of a start that cannot end."""
 
     def start(device: Any) -> Callable[[], None]:
         from launch.watch import DeathWatch
@@ -231,6 +231,7 @@ def _watch_if_wanted(table: JobTable) -> None:
     context = sys.modules.get("emulator.context")
     if context is not None:
         context.watchers.append(start)
+        context.starting.append(lambda by: table.starting(local_rank, by))
 
 
 _TORCHRUN = {
@@ -256,7 +257,7 @@ def become_program(hello: Hello, mpi: PreloadedMpi, on_entered: Callable[[], Non
         open_standard_files()
         sys.orig_argv = [sys.executable, *(os.fsdecode(a) for a in hello.argv)]
         mpi.install()
-        _watch_if_wanted(mpi.table)
+        _watch_if_wanted(mpi.table, mpi.local_rank)
         osproc.set_timer_slack(osproc.RUNNING_SLACK_NS)
         on_entered()
         status, failed = run_program([os.fsdecode(a) for a in hello.argv], mpi.table.say_once)

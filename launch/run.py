@@ -324,6 +324,13 @@ def _carry_out(
 
 def _result(job: _Job, code: int, begin: float, started: float) -> JobResult:
     s, end_ns = job.status, job.startup_end_ns()
+    if s and s.start_lost:
+        print(
+            f"superpod: rank {s.start_lost - 1} died while the ranks started; the others, which cannot start "
+            "without it, were ended",
+            file=sys.stderr,
+        )
+        code = code or 1
     return JobResult(
         exit_code=code,
         ranks=job.num_ranks,

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from emulator import spare
 from launch import board, dense, image, osproc, wire
 from launch.jobtable import JobTable
+from launch.lost_start import LostStart
 from launch.mpihook import PreloadedMpi
 from launch.rankmain import become_program, inherit_from, reset_signals
 
@@ -131,6 +132,7 @@ class Template:
     ) -> None:
         self.channel = channel
         self.table = table
+        self.lost_start = LostStart(table)
         self.shm = shm
         self.own_stdin = own_stdin
         self.missing = num_local
@@ -148,7 +150,7 @@ class Template:
     def run(self) -> None:
         more, last = True, time.monotonic()
         while more or self.ranks:
-            events = self.epoll.poll(-1 if self.ranks else _ABANDONED_S)
+            events = self.epoll.poll(self.lost_start.patience_s if self.ranks else _ABANDONED_S)
             if not events and not self.ranks and time.monotonic() - last >= _ABANDONED_S:
                 return
             for fd, _ in events:
@@ -159,6 +161,10 @@ class Template:
                     more = self._take_stub()
                 elif fd in self.ranks:
                     self._hear_stub(self.ranks[fd])
+            stuck = self.lost_start.stuck()
+            for rank in self.ranks.values():
+                if rank.local in stuck:
+                    _kill_group(rank.pid, signal.SIGKILL)
 
     def _take_stub(self) -> bool:
         """Fork the rank of the next stub handed down; return whether more may come."""
@@ -211,6 +217,7 @@ class Template:
             if self.accelerated:
                 self.table.set_board(board.answers(), board.refuted())
             self.table.ended(rank.local)
+            self.lost_start.note_end(rank.local)
             wire.send_note(rank.stub, wire.ENDED, os.waitstatus_to_exitcode(status))
             rank.stub.close()
 

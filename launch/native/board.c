@@ -3,11 +3,12 @@
  * Open MPI's start costs n^2 look-ups (PMIx_Get, each a hand-over to the PMIx thread and back), n^2 attachments of
  * shared segments, and polling while it waits.  The ranks of one job on one host share a "board", memory mapped before
  * they are forked, and three parts use it (letters as board_new takes them):
- *   g  what a rank publishes with PMIx_Put its peers read from the board; likewise the keys in `answered` below
+ *   g  what a rank publishes with PMIx_Put its peers read from the board (published.c); likewise the keys in `answered`
  *   f  the fences inside MPI_Init sleep until they are released instead of polling every 100 us
  *   s  the segments of the sm transport lie in one mapping, so that attaching a peer is arithmetic
  *   d  (with s) their descriptors are kept once for all ranks, not once for each pair (descriptors.c)
  *   x  (tests only) the board answers wrongly, which the proof must notice
+ *   k, l  (tests only) the first rank half-way through writing what it put, or a locality string, is killed
  * Every put is also done for real; every other host, other key and miss goes to the real function.
  *
  * The layouts and key names are those of PMIx 5, so launch/template.py uses this library with the pinned wheel only.
@@ -15,11 +16,11 @@
  * real one; a single difference turns part g off for the whole job. */
 #define _GNU_SOURCE
 #include "descriptors.h"
+#include "published.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -36,19 +37,17 @@ typedef struct {
     union { char *string; uint16_t u16; struct { char *bytes; size_t size; } object; uint64_t pad[7]; } data;
 } value_t;
 typedef void (*op_cb)(int, void *);
-enum { STRING = 3, UINT16 = 13, BYTES = 27 };
+enum { UINT16 = 13 };
 #define WILDCARD ((uint32_t)-2)
 
-enum { KEY = 40, ROOM = 1016, PROOFS = 16 };
+enum { PROOFS = 16 };
 enum kind { PUT, LOCALITY_STRING, LOCAL_RANK, LOCALITY, KINDS };
 typedef struct { atomic_uint proofs[KINDS]; atomic_uint refuted, answers; } state_t;
-typedef struct { atomic_uint used; atomic_int lock; char b[ROOM]; } row_t; /* entries: key, u16 type, u16 size, bytes */
 
 #define SEGMENT (16ul << 20)      /* btl_sm_segment_size; launch/template.py leaves part s out when it is set */
 #define FAKE_FD 1000000000        /* never a real descriptor */
 
 static state_t *state;
-static row_t *rows;
 static uint32_t n, me;
 static char job[256], segment_prefix[512];
 static char *segments;
@@ -73,7 +72,7 @@ int board_new(uint32_t ranks, const char *nspace, const char *parts, const char 
     get_on = !!strchr(parts, 'g');
     fence_on = !!strchr(parts, 'f');
     lie = !!strchr(parts, 'x');
-    if (!(state = shared(sizeof *state)) || !(rows = shared(n * sizeof *rows))) return -1;
+    if (!(state = shared(sizeof *state)) || board_rows_new(n, parts)) return -1;
     if (!strchr(parts, 's')) return 0;
     if (!(segments = shared(n * SEGMENT))) return -1;
     return strchr(parts, 'd') ? descriptors_new(n, lie) : 0;
@@ -81,6 +80,7 @@ int board_new(uint32_t ranks, const char *nspace, const char *parts, const char 
 void board_rank(uint32_t rank) {                                                          /* in the rank, after fork */
     me = rank;
     locality = calloc(n, sizeof *locality);
+    board_rows_rank(rank);
     descriptors_rank(rank);
 }
 int board_refuted(void) { return state && atomic_load(&state->refuted); }
@@ -97,40 +97,6 @@ static void *real(const char *name) {          /* RTLD_NEXT would miss it: mpi4p
 static int ours(const proc_t *p) {
     return get_on && locality && p && p->rank < n && !atomic_load_explicit(&state->refuted, memory_order_relaxed) &&
            !strcmp(p->nspace, job);
-}
-
-static char *find(row_t *r, const char *key) {
-    unsigned used = atomic_load_explicit(&r->used, memory_order_acquire);
-    uint16_t size;
-    for (unsigned o = 0; o < used; o += KEY + 4 + ((size + 3) & ~3u)) {
-        char *e = r->b + o;
-        memcpy(&size, e + KEY + 2, 2);
-        if (!strcmp(e, key)) return e;
-    }
-    return NULL;
-}
-
-static void replace(char *e, const void *bytes, uint16_t size) {       /* put again: same size, or the board forgets it */
-    uint16_t old;
-    memcpy(&old, e + KEY + 2, 2);
-    if (old == size) memcpy(e + KEY + 4, bytes, size); else e[0] = '\1';
-}
-static void keep(row_t *r, const char *key, uint16_t type, const void *bytes, size_t bytes_size) {
-    unsigned need = KEY + 4 + ((bytes_size + 3) & ~3u);
-    uint16_t size = bytes_size;
-    if (strlen(key) >= KEY || bytes_size > 512) return;
-    while (atomic_exchange(&r->lock, 1)) sched_yield();
-    unsigned used = atomic_load(&r->used);
-    char *old = find(r, key), *e = r->b + used;
-    if (old && type == BYTES) replace(old, bytes, size);
-    else if (!old && used + need <= ROOM) {
-        strcpy(e, key);
-        memcpy(e + KEY, &type, 2);
-        memcpy(e + KEY + 2, &size, 2);
-        if (size) memcpy(e + KEY + 4, bytes, size);
-        atomic_store_explicit(&r->used, used + need, memory_order_release);
-    }
-    atomic_store(&r->lock, 0);
 }
 
 static value_t *u16_value(uint16_t x) {
@@ -196,13 +162,13 @@ static value_t *answered(const proc_t *p, const char *key, enum kind *k,
         return r != UINT32_MAX ? u16_value((uint16_t)r) : NULL;
     }
     *k = strcmp(key, "pmix.locstr") ? PUT : LOCALITY_STRING;
-    char *e = *k == PUT && p->rank == me ? NULL : find(rows + p->rank, key);
+    const char *e = *k == LOCALITY_STRING ? board_locality(p->rank) : p->rank == me ? NULL : board_published(p->rank, key);
     return e ? board_value(e) : NULL;
 }
 
 int PMIx_Put(uint8_t scope, const char *key, value_t *v) {
     REAL(PMIx_Put);
-    if (get_on && locality && v && v->type == BYTES) keep(rows + me, key, BYTES, v->data.object.bytes, v->data.object.size);
+    if (get_on && locality && v && v->type == BYTES) board_publish(key, v->data.object.bytes, v->data.object.size);
     return f(scope, key, v);
 }
 int PMIx_Store_internal(const proc_t *p, const char *key, value_t *v) {      /* private to the caller */
@@ -224,8 +190,7 @@ int PMIx_Get(const proc_t *p, const char *key, const void *info, size_t ninfo, v
     if (!rc && mine) {
         if (same(mine, *out)) atomic_fetch_add(&state->proofs[k], 1); else atomic_store(&state->refuted, 1);
     }
-    if (!rc && !mine && k == LOCALITY_STRING && (*out)->type == STRING)                   /* same whoever asks */
-        keep(rows + p->rank, key, STRING, (*out)->data.string, (*out)->data.string ? strlen((*out)->data.string) : 0);
+    if (!rc && !mine && k == LOCALITY_STRING && (*out)->type == STRING) board_publish_locality(p->rank, key, (*out)->data.string);
     drop(mine);
     return rc;
 }

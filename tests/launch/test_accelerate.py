@@ -1,12 +1,14 @@
 """The accelerated start: for the pinned wheel only, proven at every start, given up on a wrong answer."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from sandbox import PROGRAMS, Sandbox
 
-from launch import board
+from launch import board, paths
 from launch.cmd_doctor import _board
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
@@ -139,3 +141,51 @@ def test_a_descriptor_is_shared_once_two_ranks_have_proven_its_place(
     assert (count > 0) == (most > 0)
     assert count <= most * (N - 1)
     sandbox.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [("k", ()), pytest.param("l", ("--keep-going",), marks=pytest.mark.sweep)],
+    ids=["what it put", "a locality string"],
+)
+def test_a_rank_killed_while_it_publishes_holds_nobody_up(
+    sandbox: Sandbox, tmp_path: Path, where: str, options: tuple[str, ...]
+) -> None:
+    """The board has no lock that could stay taken; a start that cannot end is ended."""
+    (tmp_path / "shared.py").write_text(SHARED)
+    command = sandbox.superpod(4, str(tmp_path / "shared.py"), options=options)
+    result = sandbox.run(command, env={"SUPERPOD_BOARD_PARTS": f"gfsd{where}"})
+    assert options or result.returncode
+    assert len(result.stdout.split()) < 4
+    sandbox.assert_clean()
+
+
+HALF_WAY = """
+import ctypes, os, signal, sys
+board = ctypes.CDLL(sys.argv[1])
+board.board_published.restype = board.board_locality.restype = ctypes.c_char_p
+assert board.board_rows_new(4, b"l") == 0
+if not (child := os.fork()):
+    board.board_rows_rank(1)
+    board.board_publish_locality(2, b"pmix.locstr", b"SK0")
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+signal.alarm(20)
+board.board_rows_rank(3)
+for rank in (2, 0, 0):
+    board.board_publish_locality(rank, b"pmix.locstr", b"SK0")
+print(board.board_locality(2), board.board_locality(0), board.board_locality(1))
+for value in (b"old", b"newer"):
+    board.board_publish(b"key", value, len(value))
+entry = board.board_published(3, b"key")
+print(entry, board.board_published(3, b"none"), board.board_published(2, b"key"))
+"""
+
+
+def test_what_a_killed_rank_had_half_written_is_never_there() -> None:
+    """Fails with a row lock that the others wait for, as with a `board_publish_locality` that waits while
+    `said` is SAYING, and where an entry counts before it is whole (`said` stored before `write_entry`)."""
+    command = [sys.executable, "-c", HALF_WAY, str(paths.BOARD)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == ["None b'pmix.locstr' None", "b'key' None None"]

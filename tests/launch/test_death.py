@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from sandbox import PROGRAMS, Sandbox, parent_of, wait_for
 
+from launch import lost_start
+from launch.jobtable import JobTable
+
 N = 16
 HOLD = str(PROGRAMS / "hold.py")
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
@@ -166,3 +169,46 @@ def test_a_signal_reaches_the_program(sandbox: Sandbox) -> None:
     out, _ = p.communicate(timeout=20)
     assert (p.returncode, out) == (9, "heard\n")
     sandbox.assert_clean()
+
+
+NEVER_UP = """
+import os, signal
+if FROM_MPI:
+    from mpi4py import MPI
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+import emulator
+emulator.init()
+"""
+
+
+@pytest.mark.parametrize("where", ["MPI_Init", pytest.param("emulator.init", marks=pytest.mark.sweep)])
+def test_a_start_that_a_death_left_for_ever_is_ended(sandbox: Sandbox, tmp_path: Path, where: str) -> None:
+    """Fails where the template lets the others wait (`LostStart.stuck` that returns nothing)."""
+    program = tmp_path / "never_up.py"
+    program.write_text(NEVER_UP.replace("FROM_MPI", str(where != "MPI_Init")))
+    result = sandbox.run(sandbox.superpod(4, str(program), options=("--keep-going",)), timeout=60)
+    assert result.returncode
+    assert "superpod: rank 1 died while the ranks started; the others, which cannot" in result.stderr
+    sandbox.assert_clean()
+
+
+def test_a_start_in_which_somebody_comes_on_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pure: only a whole span of patience without news says that nobody comes out any more."""
+    now = [100.0]
+    monkeypatch.setattr(lost_start.time, "monotonic", lambda: now[0])
+    table = JobTable(4, tmp_path)
+    watch = lost_start.LostStart(table)
+    for rank in range(3):
+        table.starting(rank, 1)
+    assert watch.patience_s == -1.0 and watch.stuck() == []
+    table.ended(0)
+    watch.note_end(0)
+    for change in (lambda: table.starting(3, 1), lambda: table.starting(1, -1), lambda: None):
+        change()
+        now[0] += lost_start.PATIENCE_S
+        found = watch.stuck()
+    assert found == [2, 3] and table.status().start_lost == 1
+    assert 0 < watch.patience_s <= lost_start.PATIENCE_S

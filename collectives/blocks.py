@@ -104,6 +104,14 @@ class BlockPair:
         charged, fields = self._row(plan)
         self._device.exchange_post(self.channel, charged, costs.row_bytes, costs.meta_bytes, fields, event)
 
+    def give_up(self, costs: OperationCosts) -> None:
+        """Take part in this event without rows; everybody finds a row of another event and raises. A row of
+        no bytes: it wakes who sleeps through events that bring it nothing."""
+        self._device.transport.publish()
+        event, size = self.skip(), self._device.num_ranks if self._members is None else self._members.size
+        one = np.ones(size, np.int32)
+        self._device.exchange(self.channel, one, 0, costs.meta_bytes, offsets=one, tag=-1 - event)
+
     def wait(self, costs: OperationCosts) -> ExchangeResult:
         """Wait for all records of the event I announced, pay for my pulls."""
         return self._whole(self._device.exchange_wait(self.channel, costs.pull_start_ps, costs.record_ps))
@@ -123,6 +131,11 @@ class BlockPair:
         counts[self._members], offsets[self._members] = result.counts, result.offsets
         tags[self._members] = result.tags
         return result._replace(counts=counts, offsets=offsets, tags=tags)
+
+    @property
+    def next_event(self) -> int:
+        """Number of the coming event."""
+        return self._event.item()
 
     def skip(self) -> int:
         """Count one event; returns its number."""

@@ -29,7 +29,7 @@ from collectives.blocks import BlockPair
 from collectives.moe_parts import META_BYTES, EpCosts, Handle, IdleStep, OperationCosts, Pending, Timing
 from collectives.moe_rows import NO_WEIGHTS, RowExchange
 from emulator.engine.api import ChainStep, ExchangeResult
-from emulator.errors import UsageError
+from emulator.errors import DeadlockError, InternalError, UsageError
 from emulator.rows import Plan
 
 __all__ = [
@@ -60,7 +60,7 @@ class ExpertExchange(RowExchange):
         for ps in (steps[0].compute_ps, steps[0].costs.start_ps):
             if ps:
                 self.device.compute(ps)
-        result = pairs[0].exchange(None, steps[0].costs, chain[1:])
+        result = self._sleep(pairs[0], None, steps[0].costs, chain[1:])
         return self._woken(steps, pairs, result.index, result, micro_batch)
 
     def combine_then_idle(
@@ -86,8 +86,16 @@ class ExpertExchange(RowExchange):
             )
         pairs, chain = self._chain(steps, handle.micro_batch)
         pair, plan, costs = self._write_back(handle, y, NO_WEIGHTS, costs)
-        result = pair.exchange(plan, costs, chain)
+        result = self._sleep(pair, plan, costs, chain)
         return self._woken(steps, pairs, result.index - 1, result, handle.micro_batch, first=0)
+
+    def _sleep(
+        self, pair: BlockPair, plan: Plan | None, costs: OperationCosts, chain: Sequence[ChainStep]
+    ) -> ExchangeResult:
+        try:
+            return pair.exchange(plan, costs, chain)
+        except DeadlockError as error:
+            raise self._explained(error, pair) from None
 
     def _chain(self, steps: Sequence[IdleStep], micro_batch: int) -> tuple[list[BlockPair], list[ChainStep]]:
         """The steps as the engine goes through them: computing included, call prices too."""
@@ -111,9 +119,14 @@ class ExpertExchange(RowExchange):
         """Steps up to `index` are over, those from `first` on without my counting them."""
         for pair in pairs[first : index + 1]:
             pair.skip()
-        if steps[index].combine:
-            return index, self._nothing(micro_batch)
-        return index, self._take_in(pairs[index], self._no_plan(), 0, result)
+        pair = pairs[index] if index >= 0 else self._back[micro_batch]
+        try:
+            if index >= 0 and not steps[index].combine:
+                return index, self._take_in(pair, self._no_plan(), 0, result)
+            pair.pull(result, self._no_plan().counts)
+        except InternalError as error:
+            raise self._explained(error, pair) from None
+        return index, self._nothing(micro_batch)
 
     def _nothing(self, micro_batch: int) -> Handle:
         none = np.zeros(self.device.num_ranks, np.int32)

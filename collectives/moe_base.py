@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from collectives.blocks import Block, BlockPair
 from collectives.moe_parts import EpCosts, Handle, OperationCosts, Timing, unlike_operations
+from collectives.moe_refusals import given_up, other_rows
+from collectives.refusals import refused, told_in_making
 from emulator import Device
 from emulator.engine.api import ExchangeResult
-from emulator.errors import DeadlockError, UsageError
+from emulator.errors import DeadlockError, InternalError, UsageError
 from emulator.memory import as_bytes
 from emulator.pairs import PairCall, PairShape
 from emulator.rows import Int32, RowFormat
@@ -43,6 +45,7 @@ class ExchangeBase:
         UsageError: bad sizes, or no room in the managed area (names the setting to raise). Collective.
     """
 
+    @told_in_making
     def __init__(
         self,
         device: Device,
@@ -79,7 +82,10 @@ class ExchangeBase:
         per_pair = self.max_tokens * self.topk
         out = Block(max(1, per_pair), self._out_form, per_pair)
         back = Block(max(1, self.max_rows), self._back_form, per_pair)
-        what = f"expert exchange {self.slots}x{self.hidden}, {self.max_tokens} tokens to {self.topk}"
+        what = (
+            f"expert exchange {self.slots}x{self.hidden}, {self.max_tokens} tokens to {self.topk}, "
+            f"at most {self.max_rows} rows{' of int8' * self._out_form.int8} x {micro_batches}"
+        )
         total = 2 * micro_batches * (out.nbytes + back.nbytes)
         base, _, channel = self.device.symmetric.carve(Area.MANAGED, total, what, channels=2 * micro_batches)
         self._out: list[BlockPair] = []
@@ -119,7 +125,8 @@ class ExchangeBase:
 
     def _pair(self, pairs: list[BlockPair], micro_batch: int) -> BlockPair:
         if not 0 <= micro_batch < len(pairs):
-            raise UsageError(f"expert exchange: no micro-batch {micro_batch}; it was made for {len(pairs)}")
+            text = f"expert exchange: no micro-batch {micro_batch}; it was made for {len(pairs)}"
+            raise refused(self.device, UsageError(text))
         return pairs[micro_batch]
 
     def _checked(self, x: Float32, slot_ids: Int64, charge: Int32 | None) -> tuple[Float32, Int64]:
@@ -138,8 +145,11 @@ class ExchangeBase:
             raise UsageError(f"dispatch: charge must be int32 [{tokens}] of at least 1, got {charge!r}")
         return x, np.ascontiguousarray(slot_ids).reshape(-1)
 
-    def _explained(self, error: DeadlockError) -> Exception:
-        """A deadlock as what it is, if ranks are in different operations of mine."""
+    def _explained(self, error: DeadlockError | InternalError, pair: BlockPair) -> Exception:
+        """An error of the exchange that `pair` has ended as what it is: ranks in different operations of
+        mine, one that could not take part, rows that are not those dispatched."""
+        if isinstance(error, InternalError):
+            return given_up(self.device, pair) or other_rows(self.device, pair, error)
         names = {pair.channel: f"dispatch of micro-batch {pair.micro_batch}" for pair in self._out}
         names |= {pair.channel: f"combine of micro-batch {pair.micro_batch}" for pair in self._back}
         return unlike_operations(error, names) or error

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collectives.mpi_specs import DTYPES
 from collectives.reduction import checked_op, fold
 from memsem.bufspec import Buffer
 from memsem.datatypes import Datatype
@@ -23,17 +24,6 @@ from memsem.mpi_errors import ERR_TYPE, failure
 Array = npt.NDArray[Any]
 Function = Callable[[memoryview, memoryview, Datatype], Any]
 """f(invec, inoutvec, datatype): inoutvec = invec op inoutvec."""
-
-_KINDS = {
-    "?": "C_BOOL CXX_BOOL", "i1": "SIGNED_CHAR INT8_T INTEGER1 CHAR", "u1": "UNSIGNED_CHAR UINT8_T BYTE",
-    "i2": "SHORT INT16_T INTEGER2", "u2": "UNSIGNED_SHORT UINT16_T BFLOAT16_T", "f2": "FLOAT16_T",
-    "i4": "INT INT32_T INTEGER INTEGER4 LOGICAL", "u4": "UNSIGNED UINT32_T", "f4": "FLOAT REAL REAL4",
-    "i8": "LONG LONG_LONG INT64_T AINT COUNT OFFSET INTEGER8",
-    "u8": "UNSIGNED_LONG UNSIGNED_LONG_LONG UINT64_T",
-    "f8": "DOUBLE DOUBLE_PRECISION REAL8", "c8": "C_FLOAT_COMPLEX CXX_FLOAT_COMPLEX COMPLEX COMPLEX8",
-    "c16": "C_DOUBLE_COMPLEX CXX_DOUBLE_COMPLEX DOUBLE_COMPLEX COMPLEX16", "g": "LONG_DOUBLE",
-}  # fmt: skip
-_DTYPES = {f"MPI_{name}": np.dtype(code) for code, names in _KINDS.items() for name in names.split()}
 
 
 class Op:
@@ -119,7 +109,7 @@ def elements(buffer: Buffer, call: str) -> tuple[Array, str]:
     Raises:
         Exception: ERR_TYPE, a derived datatype or one without numbers.
     """
-    kind = _DTYPES.get(buffer.datatype.name)
+    kind = DTYPES.get(buffer.datatype.name)
     if kind is None:
         text = f"{call}: {buffer.datatype!r} has no operations; a basic type of numbers is needed"
         raise failure(ERR_TYPE, text, value=buffer.datatype.name)

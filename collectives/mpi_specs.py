@@ -1,4 +1,4 @@
-"""Buffers of MPI's collectives as rows of bytes: whole ones, a block for each rank, or blocks of any sizes.
+"""Buffers of MPI's collectives as rows of elements: whole ones, a block for each rank, or of any sizes.
 
     [array, counts] | [array, counts, type] | [array, (counts, displs), type] | [array, counts, displs, type]
 
@@ -18,7 +18,19 @@ from memsem.bufspec import Buffer, BufSpec, parse
 from memsem.datatypes import Bytes, Datatype
 from memsem.mpi_errors import ERR_COUNT, ERR_TYPE, failure
 
+Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
+_KINDS = {
+    "?": "C_BOOL CXX_BOOL", "i1": "SIGNED_CHAR INT8_T INTEGER1 CHAR", "u1": "UNSIGNED_CHAR UINT8_T BYTE",
+    "i2": "SHORT INT16_T INTEGER2", "u2": "UNSIGNED_SHORT UINT16_T BFLOAT16_T", "f2": "FLOAT16_T",
+    "i4": "INT INT32_T INTEGER INTEGER4 LOGICAL", "u4": "UNSIGNED UINT32_T", "f4": "FLOAT REAL REAL4",
+    "i8": "LONG LONG_LONG INT64_T AINT COUNT OFFSET INTEGER8",
+    "u8": "UNSIGNED_LONG UNSIGNED_LONG_LONG UINT64_T",
+    "f8": "DOUBLE DOUBLE_PRECISION REAL8", "c8": "C_FLOAT_COMPLEX CXX_FLOAT_COMPLEX COMPLEX COMPLEX8",
+    "c16": "C_DOUBLE_COMPLEX CXX_DOUBLE_COMPLEX DOUBLE_COMPLEX COMPLEX16", "g": "LONG_DOUBLE",
+}  # fmt: skip
+DTYPES = {f"MPI_{name}": np.dtype(code) for code, names in _KINDS.items() for name in names.split()}
+"""MPI's basic types as NumPy has them."""
 
 
 class InPlace:
@@ -36,14 +48,22 @@ def is_in_place(spec: BufSpec) -> bool:
     return spec is IN_PLACE
 
 
-def bytes_of(buffer: Buffer) -> Bytes:
-    """The bytes that travel: a view where they lie in a row, else a copy."""
-    return buffer.pack()
+def elements_of(buffer: Buffer) -> Array:
+    """What travels, as elements of the basic type that its datatype is made of (bytes where of several): so
+    ranks that mean different types are found. A view where they lie in a row, else a copy."""
+    return _as_elements(buffer.pack(), buffer.datatype)
 
 
-def store(buffer: Buffer, raw: Bytes, wanted: bool = True) -> Callable[[], None] | None:
-    """What is left to do when `raw` (of `bytes_of`) has been written to: nothing where it is a view."""
-    return None if buffer.datatype.is_contiguous or not wanted else lambda: buffer.unpack(raw)
+def _as_elements(raw: Bytes, datatype: Datatype) -> Array:
+    kind = DTYPES.get(datatype.base)
+    return raw if kind is None else raw[: raw.size // kind.itemsize * kind.itemsize].view(kind)
+
+
+def store(buffer: Buffer, given: Array, wanted: bool = True) -> Callable[[], None] | None:
+    """What is left to do when `given` (of `elements_of`) has been written to: nothing where it is a view."""
+    if buffer.datatype.is_contiguous or not wanted:
+        return None
+    return lambda: buffer.unpack(given.view(np.uint8))
 
 
 def blocks_of(spec: BufSpec, blocks: int, writable: bool) -> Buffer:
@@ -64,16 +84,16 @@ def blocks_of(spec: BufSpec, blocks: int, writable: bool) -> Buffer:
     return buffer
 
 
-def vector_of(spec: BufSpec, blocks: int, writable: bool) -> tuple[Bytes, Int64, Int64]:
-    """(bytes of all the memory, bytes of each block, byte at which each begins).
+def vector_of(spec: BufSpec, blocks: int, writable: bool) -> tuple[Array, Int64, Int64]:
+    """(elements of all the memory, as `elements_of`; how many each block has; at which each begins).
 
     Raises:
         ValueError: without counts, the elements are not so many equal blocks.
         Exception: ERR_COUNT, counts or displacements that are not one for each rank or beyond the memory;
         ERR_TYPE, a datatype with gaps. And as `parse`.
     """
-    memory, counts, displs, kind = _items(spec)
-    whole = parse(memory if kind is None else [memory, kind], writable)
+    given, counts, displs, kind = _items(spec)
+    whole = parse(given if kind is None else [given, kind], writable)
     if not whole.datatype.is_contiguous:
         raise failure(ERR_TYPE, f"{whole.datatype!r} has gaps; blocks of it are not carried", value=kind)
     if counts is None:
@@ -87,7 +107,8 @@ def vector_of(spec: BufSpec, blocks: int, writable: bool) -> tuple[Bytes, Int64,
         first = int(past[0])
         text = f"the block of rank {first} ends at byte {starts[first] + sizes[first]}"
         raise failure(ERR_COUNT, f"{text} of {whole.memory.size}", value=int(sizes[first]))
-    return whole.memory, sizes, starts
+    memory = _as_elements(whole.memory, whole.datatype)
+    return memory, sizes // memory.itemsize, starts // memory.itemsize
 
 
 def _items(spec: BufSpec) -> tuple[Any, Any, Any, Any]:

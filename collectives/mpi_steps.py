@@ -1,4 +1,4 @@
-"""What each call of `collectives.mpi_calls` does: buffers as bytes or numbers, then one collective.
+"""What each call of `collectives.mpi_calls` does: buffers as elements, then one collective.
 
 Every step returns the work and what is left to do when it is complete.
 """
@@ -14,7 +14,7 @@ from collectives import coll
 from collectives.groups import Group
 from collectives.mpi_ops import Array, Op, elements
 from collectives.mpi_request import CollectiveRequest
-from collectives.mpi_specs import blocks_of, bytes_of, is_in_place, store, vector_of
+from collectives.mpi_specs import blocks_of, elements_of, is_in_place, store, vector_of
 from collectives.refusals import told
 from collectives.work import Work
 from emulator import Device
@@ -56,54 +56,56 @@ class Steps(Comm):
     def _bcast(self, spec: BufSpec, root: int) -> tuple[Work, Finish]:
         self._check_rank(root)
         buffer = parse(spec, self.rank != root)
-        raw = bytes_of(buffer)
+        raw = elements_of(buffer)
         return coll.broadcast(self.group, raw, root, async_op=True), store(buffer, raw, self.rank != root)
 
     def _own(self, spec: BufSpec, into: Buffer, at: int) -> Array:
-        """What I give; with IN_PLACE the block that begins at byte `at` of what I get."""
+        """What I give; with IN_PLACE the block that begins at element `at` of what I get."""
         if not is_in_place(spec):
-            return bytes_of(parse(spec, writable=False))
-        whole = bytes_of(into)
+            return elements_of(parse(spec, writable=False))
+        whole = elements_of(into)
         return whole[at : at + whole.size // self.size].copy()
 
     def _gather(self, sendbuf: BufSpec, recvbuf: BufSpec, root: int) -> tuple[Work, Finish]:
         self._check_rank(root)
         if self.rank != root:
-            return coll.gather(self.group, bytes_of(parse(sendbuf, False)), None, root, async_op=True), None
+            return coll.gather(
+                self.group, elements_of(parse(sendbuf, False)), None, root, async_op=True
+            ), None
         into = blocks_of(recvbuf, self.size, writable=True)
-        raw = bytes_of(into)
+        raw = elements_of(into)
         mine = self._own(sendbuf, into, self.rank * (raw.size // self.size))
         return coll.gather(self.group, mine, raw, root, async_op=True), store(into, raw)
 
     def _scatter(self, sendbuf: BufSpec, recvbuf: BufSpec, root: int) -> tuple[Work, Finish]:
         self._check_rank(root)
-        given = bytes_of(blocks_of(sendbuf, self.size, writable=False)) if self.rank == root else None
+        given = elements_of(blocks_of(sendbuf, self.size, writable=False)) if self.rank == root else None
         if is_in_place(recvbuf):
             assert given is not None
-            raw, after = np.empty(given.size // self.size, np.uint8), None
+            raw, after = np.empty(given.size // self.size, given.dtype), None
         else:
             into = parse(recvbuf, writable=True)
-            raw = bytes_of(into)
+            raw = elements_of(into)
             after = store(into, raw)
         return coll.scatter(self.group, given, raw, root, async_op=True), after
 
     def _allgather(self, sendbuf: BufSpec, recvbuf: BufSpec) -> tuple[Work, Finish]:
         into = blocks_of(recvbuf, self.size, writable=True)
-        raw = bytes_of(into)
+        raw = elements_of(into)
         mine = self._own(sendbuf, into, self.rank * (raw.size // self.size))
         return coll.all_gather(self.group, mine, raw, async_op=True), store(into, raw)
 
     def _alltoall(self, sendbuf: BufSpec, recvbuf: BufSpec) -> tuple[Work, Finish]:
         into = blocks_of(recvbuf, self.size, writable=True)
-        raw = bytes_of(into)
-        given = raw.copy() if is_in_place(sendbuf) else bytes_of(blocks_of(sendbuf, self.size, False))
+        raw = elements_of(into)
+        given = raw.copy() if is_in_place(sendbuf) else elements_of(blocks_of(sendbuf, self.size, False))
         return coll.all_to_all(self.group, given, raw, async_op=True), store(into, raw)
 
     def _gatherv(self, sendbuf: BufSpec, recvbuf: BufSpec, root: int) -> tuple[Work, Finish]:
         self._check_rank(root)
         how: coll.How = {"async_op": True}
         if self.rank != root:
-            mine = bytes_of(parse(sendbuf, False))
+            mine = elements_of(parse(sendbuf, False))
             return coll.gather_v(self.group, mine, None, None, None, root, **how), None
         raw, counts, displs = vector_of(recvbuf, self.size, writable=True)
         mine = self._piece(sendbuf, raw, counts, displs)
@@ -112,7 +114,7 @@ class Steps(Comm):
     def _piece(self, spec: BufSpec, raw: Array, counts: Array, displs: Array) -> Array:
         """What I give; with IN_PLACE my part of what I get."""
         if not is_in_place(spec):
-            return bytes_of(parse(spec, writable=False))
+            return elements_of(parse(spec, writable=False))
         return raw[displs[self.rank] : displs[self.rank] + counts[self.rank]].copy()
 
     def _scatterv(self, sendbuf: BufSpec, recvbuf: BufSpec, root: int) -> tuple[Work, Finish]:
@@ -121,11 +123,11 @@ class Steps(Comm):
         if self.rank == root:
             given, counts, displs = vector_of(sendbuf, self.size, writable=False)
         if is_in_place(recvbuf):
-            assert counts is not None
-            raw, after = np.empty(counts[self.rank], np.uint8), None
+            assert given is not None and counts is not None
+            raw, after = np.empty(counts[self.rank], given.dtype), None
         else:
             into = parse(recvbuf, writable=True)
-            raw = bytes_of(into)
+            raw = elements_of(into)
             after = store(into, raw)
         how: coll.How = {"async_op": True}
         return coll.scatter_v(self.group, given, counts, raw, displs, root, **how), after

@@ -24,6 +24,24 @@ def refused(device: Device, error: UsageError) -> UsageError:
     return error
 
 
+def told_in_making(make: Callable[P, None]) -> Callable[P, None]:
+    """The same `__init__`, in which misuse is remarked: making is a call of all ranks. The second argument is
+    a device or has one, or is None (`emulator.device()`)."""
+
+    @wraps(make)
+    def remarked(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            make(*args, **kwargs)
+        except UsageError as error:
+            whose: Any = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+            device = whose if isinstance(whose, Device) else getattr(whose, "device", None)
+            if isinstance(device, Device):
+                refused(device, error)
+            raise
+
+    return remarked
+
+
 def told(call: Callable[P, R]) -> Callable[P, R]:
     """The same call, in which misuse is remarked. Its first argument has a `device`."""
 

@@ -171,20 +171,22 @@ def gather_v(
         starts = call.displacements("displs", displs, counted, out.size)
     elif counts is not None:
         check_count(call.kind, "send", send, int(counted[me]), f"counts[{me}]")
-    item, every = send.itemsize, np.arange(group.size)
+    item, every, head = send.itemsize, np.arange(group.size), 8 + 8 * group.size
 
     def after(work: Work) -> None:
         if out is not None:
-            zeros = np.zeros(group.size, np.int64)
-            spread(out, starts, counted, store.pieces(work.number, every, zeros + 8, counted * item))
+            begin = np.where(every == root, head, 8)
+            spread(out, starts, counted, store.pieces(work.number, every, begin, counted * item))
 
     def before(work: Work) -> None:
-        size = np.array([send.nbytes], np.int64)
-        store.publish_raw(work.number, [(0, raw_of(size)), (8, raw_of(send))])
+        size, table = np.array([send.size], np.int64), [(8, raw_of(counted))] if out is not None else []
+        data = (head if out is not None else 8, raw_of(send))
+        store.publish_raw(work.number, [(0, raw_of(size)), *table, data])
 
     def disagreement(work: Work) -> str:
-        sizes = store.rows(work.number, 0, 8).view(np.int64)[:, 0] // item
-        return f"the root expects other counts than are sent: {_pairs(group, sizes)}"
+        sent = store.rows(work.number, 0, 8).view(np.int64)[:, 0]
+        table = _of_root(work, root, 8, head)
+        return f"the root expects other counts than are sent: {_unlike(group, 'sends', sent, table)}"
 
     name, flows = _unequal(call, counted, item, root)
     owed = balance(me, root, send.size) - (balance(every, root, counted) if out is not None else 0)
@@ -207,24 +209,25 @@ def scatter_v(
     root = call.root(root)
     given = needed(call, "send", send) if me == root else None
     counted = _counts(call, counts, recv.size, me == root)
-    item, every, head = recv.itemsize, np.arange(group.size), 16 * group.size
+    item, every, head = recv.itemsize, np.arange(group.size), 8 + 16 * group.size
 
     def before(work: Work) -> None:
+        pieces = [(0, raw_of(np.array([recv.size], np.int64)))]
         if given is not None:
             check_same(call.kind, given, recv)
             starts = call.displacements("displs", displs, counted, given.size)
             table = np.stack([head + (np.cumsum(counted) - counted) * item, counted * item], 1)
-            store.publish_raw(work.number, [(0, raw_of(table)), (head, taken(given, starts, counted))])
+            pieces += [(8, raw_of(table)), (head, taken(given, starts, counted))]
+        store.publish_raw(work.number, pieces)
 
     def after(work: Work) -> None:
-        at = np.array([root])
-        place = store.pieces(work.number, at, at * 0 + 16 * me, at * 0 + 16).view(np.int64)
+        at, place = np.array([root]), _of_root(work, root, 8 + 16 * me, 24 + 16 * me)
         fill(recv, store.pieces(work.number, at, place[:1], place[1:]))
 
     def disagreement(work: Work) -> str:
-        at = np.array([root])
-        table = store.pieces(work.number, at, at * 0, at * 0 + head).view(np.int64).reshape(-1, 2)
-        return f"ranks expect other counts than the root sends: {_pairs(group, table[:, 1] // item)}"
+        expected = store.rows(work.number, 0, 8).view(np.int64)[:, 0]
+        sent = _of_root(work, root, 8, head).reshape(-1, 2)[:, 1] // item
+        return f"ranks expect other counts than the root sends: {_unlike(group, 'expects', expected, sent)}"
 
     name, flows = _unequal(call, counted, item, root)
     owed = (balance(root, every, counted) if given is not None else 0) - balance(root, me, recv.size)
@@ -233,9 +236,18 @@ def scatter_v(
     return begin(group, plan, how, given, recv)
 
 
-def _pairs(group: Group, counts: Int64, most: int = 12) -> str:
-    parts = [f"rank {m} {c}" for m, c in zip(group.members[:most], counts[:most].tolist(), strict=True)]
-    return ", ".join(parts) + (", …" if group.size > most else "")
+def _of_root(work: Work, root: int, begin: int, end: int) -> Int64:
+    """Numbers that the root has published, from byte `begin` to `end`."""
+    at, first, size = np.array([root]), np.array([begin]), np.array([end - begin])
+    numbers: Int64 = work.group.store.pieces(work.number, at, first, size).view(np.int64)
+    return numbers
+
+
+def _unlike(group: Group, does: str, theirs: Int64, roots: Int64, most: int = 12) -> str:
+    """Whose number is not the root's for it."""
+    places = np.flatnonzero(theirs != roots).tolist()
+    parts = [f"rank {group.members[r]} {does} {theirs[r]}, the root has {roots[r]}" for r in places[:most]]
+    return "; ".join(parts) + ("; …" if len(places) > most else "")
 
 
 def needed(call: Call, name: str, array: Array | None) -> Array:

@@ -15,6 +15,16 @@ def remark(board: Board, rank: int, text: str) -> None:
     board.remark[rank] = np.frombuffer(text.encode()[:REMARK].ljust(REMARK, b"\0"), np.uint8)
 
 
+def remarked(board: Board, beginning: str) -> dict[int, str]:
+    """What ranks have said after `beginning`, by rank."""
+    begin, said = beginning.encode(), {}
+    for rank in board.remark[:, 0].nonzero()[0].tolist():
+        text = board.remark[rank].tobytes().rstrip(b"\0")
+        if text.startswith(begin):
+            said[rank] = text[len(begin) :].decode(errors="ignore")
+    return said
+
+
 def remarks(board: Board, most: int = 6) -> str:
     """All remarks, those of one text together, as the end of a sentence."""
     said: dict[str, list[int]] = {}

@@ -304,9 +304,12 @@ def _no_such_slot(pair: int, slot_ids: Int64, slots: int, num_ranks: int) -> Usa
     )
 
 
+OTHER_ROWS = "other rows than were dispatched"
+
+
 def bad_fields(code: int, event: int) -> InternalError:
     """What is wrong with the fields of an exchange: code -1 another event, -2 other counts."""
-    what = "rows of another event" if code == -1 else "other rows than were dispatched"
+    what = "rows of another event" if code == -1 else OTHER_ROWS
     return InternalError(f"exchange of event {event}: {what}")
 
 

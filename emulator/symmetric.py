@@ -17,6 +17,7 @@ from emulator.engine.posts import K_LOCAL, new_posts
 from emulator.engine.reports import ranges
 from emulator.errors import SizeError, UsageError, misuse
 from emulator.freelist import FreeList
+from emulator.remarks import remark, remarked
 from emulator.transport import Area
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _ALIGN = {Area.HEAP: 64, Area.MANAGED: 4096}
 _KEYS = {Area.HEAP: "heap_bytes", Area.MANAGED: "managed_bytes"}
 _FARTHEST = 1 << 46
+_ALLOCATES = "allocates "
+"""What a rank's remark begins with until all have said what they allocate."""
 
 
 class SymmetricSpace:
@@ -115,21 +118,22 @@ class SymmetricSpace:
         table = device.board.allocation
         table[device.rank, parity] = mine
         self._calls += 1
+        remark(device.board, device.rank, _ALLOCATES + what)
         device.barrier()
         asked = table[self._ranks, parity]
         if (asked != np.array(mine)).any():
-            raise UsageError(
-                f"{what}: a symmetric allocation must be alike on all ranks; {_asked(asked, self._ranks)}"
-            )
+            said = _asked(asked, self._ranks, remarked(device.board, _ALLOCATES))
+            device.barrier()  # all have read what the others asked for
+            raise UsageError(f"a symmetric allocation must be alike on all ranks; {said}")
+        remark(device.board, device.rank, "")
 
 
-def _asked(table: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]) -> str:
-    """Who asks for what, those who ask alike together."""
+def _asked(table: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64], what: dict[int, str]) -> str:
+    """Who asks for what, those who ask alike together; `what` for, by rank."""
     kinds, which = np.unique(table, axis=0, return_inverse=True)
-    sizes = kinds[:, 1].tolist()
     parts = []
-    for number, size in enumerate(sizes):
-        other = " of another kind" if sizes.index(size) != number else ""
-        who = ranges(ranks[which.reshape(-1) == number].tolist())
-        parts.append(f"{who} ask{'s' if who.startswith('rank ') else ''} for {size} bytes{other}")
+    for number, size in enumerate(kinds[:, 1].tolist()):
+        members = ranks[which.reshape(-1) == number].tolist()
+        who, kind = ranges(members), what.get(members[0], "another kind")
+        parts.append(f"{who} ask{'s' if who.startswith('rank ') else ''} for {size} bytes ({kind})")
     return ", ".join(parts[:8])

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn, Self
 
+from emulator.engine.reports import ranges
 from memsem import agreement
 from memsem.datatypes import UNDEFINED
 from memsem.endpoint import CONTEXTS, Endpoint
-from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_GROUP, ERR_RANK, ERR_TAG, failure, is_whole
+from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_GROUP, ERR_OTHER, ERR_RANK, ERR_TAG, failure, is_whole
 from memsem.mpi_group import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
 from memsem.status import ANY_SOURCE, ANY_TAG, LARGEST_TAG, PROC_NULL
 
@@ -118,8 +119,8 @@ class Communicator:
 
     def Dup(self, info: Any = None) -> Self:
         """Return a communicator of the same ranks whose messages never meet this one's. Collective."""
-        numbers = agreement.gather_all(self, self.endpoint.next_id)
-        return self._made(max(numbers), self.members)
+        number = self._agreed("Dup")[0]
+        return self._made(number, self.members)
 
     def Clone(self) -> Self:
         """As `Dup`."""
@@ -137,9 +138,8 @@ class Communicator:
         for name, value, low in (("color", color, 0), ("key", key, -_LARGEST - 1)):
             if not is_whole(value) or not (low <= value <= _LARGEST or value == UNDEFINED):
                 raise self._refused(ERR_ARG, f"{name} {value!r}; {low} to {_LARGEST}", value)
-        rows = agreement.gather_all(self, (self.endpoint.next_id, color, key))
-        mine = sorted((row[2], rank) for rank, row in enumerate(rows) if row[1] == color)
-        number = max(row[0] for row in rows)
+        number, rows = self._agreed("Split", color, key)
+        mine = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == color)
         made = self._made(number, [self.members[rank] for _, rank in mine])
         return type(self)(None, -1, ()) if color == UNDEFINED else made
 
@@ -162,7 +162,7 @@ class Communicator:
             Exception: ERR_GROUP, no group or one of ranks that are not here.
         """
         self._check_group(group)
-        number = max(agreement.gather_all(self, self.endpoint.next_id))
+        number, _ = self._agreed("Create")
         made = self._made(number, group.members)
         return made if self.endpoint.device.rank in group.members else type(self)(None, -1, ())
 
@@ -173,7 +173,20 @@ class Communicator:
         if self.endpoint.device.rank not in group.members:
             return type(self)(None, -1, ())
         own = Communicator(self._endpoint, self.ident, group.members)
-        return self._made(max(agreement.gather_all(own, self.endpoint.next_id)), group.members)
+        return self._made(own._agreed("Create_group")[0], group.members)
+
+    def _agreed(self, call: str, *mine: int) -> tuple[int, list[tuple[int, ...]]]:
+        """The largest number of a communicator that any rank has free, and what each says, by rank.
+
+        Raises: Exception, ERR_OTHER: ranks are in different calls.
+        """
+        rows = agreement.gather_all(self, (call, self.endpoint.next_id, *mine))
+        if len({row[0] for row in rows}) > 1:
+            calls = ((name, [self.members[r] for r, row in enumerate(rows) if row[0] == name])
+                     for name in dict.fromkeys(row[0] for row in rows))  # fmt: skip
+            said = "; ".join(f"{ranges(sorted(ranks))}: {name}" for name, ranks in calls)
+            raise self._refused(ERR_OTHER, f"the ranks are not in the same call: {said}", call)
+        return max(row[1] for row in rows), [tuple(row[2:]) for row in rows]
 
     def _check_group(self, group: Group) -> None:
         if not isinstance(group, Group) or not group:

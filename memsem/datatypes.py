@@ -35,15 +35,17 @@ class Datatype:
     Attributes:
         size: bytes of one element that travel.
         lb, extent: where an element starts and the distance to the next one, bytes.
-        name: "" unless basic or set.
+        name: "" unless basic or set. base: name of the basic type all of it is made of, "" if of several.
         is_predefined: a basic type; it cannot be freed.
     """
 
-    def __init__(self, runs: Int64s, lb: int, extent: int, atoms: Int64s, name: str = "") -> None:
+    def __init__(
+        self, runs: Int64s, lb: int, extent: int, atoms: Int64s, name: str = "", base: str = ""
+    ) -> None:
         """`runs`: int64 [k, 2] of (offset, bytes) in travelling order. `atoms`: int64, bytes of each basic
         element, in the same order."""
         self._runs, self._atoms = runs, atoms
-        self.lb, self.extent, self.name = lb, extent, name
+        self.lb, self.extent, self.name, self.base = lb, extent, name, base or name
         self.size = int(runs[:, 1].sum())
         self.is_predefined = bool(name)
         self._usable = self.is_predefined
@@ -93,7 +95,7 @@ class Datatype:
 
     def Dup(self) -> Datatype:
         """Return a type of its own that moves the same bytes."""
-        copy = Datatype(self._runs, self.lb, self.extent, self._atoms)
+        copy = Datatype(self._runs, self.lb, self.extent, self._atoms, base=self.base)
         copy._usable = self._usable
         return copy
 
@@ -155,7 +157,8 @@ class Datatype:
             kind._copies(d + np.arange(n, dtype=np.int64) * kind.extent)
             for n, d, kind in zip(blocklengths, displacements, datatypes, strict=True)
         ]
-        return cls._merged(blocks)
+        bases = {kind.base for kind in datatypes}
+        return cls._merged(blocks, bases.pop() if len(bases) == 1 else "")
 
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
@@ -185,7 +188,7 @@ class Datatype:
         """Return the same bytes under other bounds."""
         _check_type(self)
         _check_places([lb, extent])
-        return Datatype(self._runs, lb, extent, self._atoms)
+        return Datatype(self._runs, lb, extent, self._atoms, base=self.base)
 
     def _copies(self, starts: Int64s) -> tuple[Int64s, Int64s, int, int]:
         """Return what copies of this type at `starts` are made of: runs, atoms, lower and upper bound."""
@@ -204,17 +207,18 @@ class Datatype:
     @classmethod
     def _placed(cls, kind: Datatype, starts: Int64s) -> Datatype:
         """Return copies of one type at `starts` as one type."""
-        return cls._merged([kind._copies(starts)])
+        return cls._merged([kind._copies(starts)], kind.base)
 
     @classmethod
-    def _merged(cls, blocks: Sequence[tuple[Int64s, Int64s, int, int]]) -> Datatype:
+    def _merged(cls, blocks: Sequence[tuple[Int64s, Int64s, int, int]], base: str) -> Datatype:
         """Return blocks, as `_copies` makes them, as one type."""
         lb = min((block[2] for block in blocks), default=_NOWHERE)
         ub = max((block[3] for block in blocks), default=-_NOWHERE)
         if lb > ub:
             lb = ub = 0
         runs = np.concatenate([_NO_RUNS, *(block[0] for block in blocks)])
-        return cls(_joined(runs), lb, ub - lb, np.concatenate([_NO_ATOMS, *(block[1] for block in blocks)]))
+        atoms = np.concatenate([_NO_ATOMS, *(block[1] for block in blocks)])
+        return cls(_joined(runs), lb, ub - lb, atoms, base=base)
 
     def Commit(self) -> Datatype:
         """Make the type usable in messages; returns it."""

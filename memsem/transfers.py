@@ -34,7 +34,7 @@ class Transfers(Communicator):
         data = b"" if dest == PROC_NULL else pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
         return Request.of(self, self._post(np.frombuffer(data, np.uint8), call, dest, tag, **how))
 
-    def _post(self, data: Bytes, call: str, dest: int, tag: int, **how: bool) -> Operation:
+    def _post(self, data: Bytes, call: str, dest: int, tag: int, kind: int = 0, **how: bool) -> Operation:
         self._check_dest(dest, tag)
         if dest == PROC_NULL:
             return Operation(call, done=True)
@@ -47,6 +47,7 @@ class Transfers(Communicator):
             blocking=how.get("blocking", False),
             synchronous=how.get("synchronous", False),
             detached=how.get("detached", False),
+            kind=kind,
         )
 
     def _receive(self, call: str, buf: BufSpec, source: int, tag: int, blocking: bool = False) -> Request:

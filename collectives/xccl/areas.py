@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collectives.refusals import told_in_making
 from collectives.xccl.layout import FIELD_DTYPE, Geometry, Pairs
 from collectives.xccl.numbers import Numbers, load_numbers
 from collectives.xccl.sides import Field
@@ -72,6 +73,7 @@ class Areas:
         counters: see `Counters`.
     """
 
+    @told_in_making
     def __init__(
         self,
         device: Device,
@@ -100,7 +102,10 @@ class Areas:
             raise UsageError(
                 f"xccl: slots and chunk_bytes must be at least 1, slot_bytes at least 0, got {g}"
             )
-        what = f"xccl {g.rings} rings of {g.slots} slots of {g.slot_bytes} B for {g.chunk_bytes}, {control}"
+        what = (
+            f"xccl {g.rings} rings of {g.slots} slots of {g.slot_bytes} B for {g.chunk_bytes}, {control}, "
+            f"{self._pairs.words}"
+        )
         self._what = what
         self.base, self._word, _ = device.symmetric.carve(Area.HEAP, g.nbytes, what, words=2 * g.rings)
         self.counters = Counters()

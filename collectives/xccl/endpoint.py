@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy.typing as npt
 
+from collectives.refusals import told
 from collectives.xccl.areas import Areas
 from collectives.xccl.transfer import Receive, Send, Transfer
 from emulator.engine.api import TIMEOUT
 from emulator.errors import DeadlockError, RankLostError, SizeError, SuperpodError, UsageError
 from emulator.profile import nearest
+from emulator.remarks import remark
 
 ENGINES = ("mte", "dma", "urma")
 _MOST = 1 << 50
@@ -41,6 +43,7 @@ class Xccl(Areas):
 
     # --- calls ------------------------------------------------------------------------------------------
 
+    @told
     def send(
         self,
         src: npt.NDArray[Any],
@@ -74,6 +77,7 @@ class Xccl(Areas):
         self.wait(transfer, timeout_ps)
         return transfer
 
+    @told
     def receive(
         self,
         dst: npt.NDArray[Any],
@@ -93,6 +97,7 @@ class Xccl(Areas):
         self.wait(transfer, timeout_ps)
         return transfer
 
+    @told
     def send_async(
         self,
         src: npt.NDArray[Any],
@@ -114,6 +119,7 @@ class Xccl(Areas):
         where = self._peer("send", dst, self._pairs.targets(self.device.rank))
         return self._start(Send(self, *where, *self._event(event_id, n_aiv), data, charged, engine))
 
+    @told
     def receive_async(self, dst: npt.NDArray[Any], event_id: int, src: int, n_aiv: int = 2) -> Transfer:
         """Start a receive; arguments and errors as there. `dst` is filled in later calls of mine."""
         data = self._memory("receive: dst", dst, True)
@@ -214,8 +220,11 @@ class Xccl(Areas):
             if soonest:
                 self.device.sleep_ps(soonest)
             return False
+        where = self.device.board, self.device.rank
         try:
+            remark(*where, "; ".join(map(repr, self._active)))
             found = self.device.wait([t.condition() for t in running], True, soonest)
+            remark(*where, "")
         except DeadlockError as error:
             said = self._explain(error)
             if wanted is not None:
@@ -243,8 +252,8 @@ class Xccl(Areas):
         return True
 
     def _explain(self, error: DeadlockError) -> DeadlockError:
-        mine = "; ".join(f"{t!r}{self._last_seen(t)}" for t in self._active)
-        return DeadlockError(f"{error.message}; xccl on rank {self.device.rank}: {mine}", error.waiters)
+        seen = "".join(f"; {t!r}{self._last_seen(t)}" for t in self._active if self._last_seen(t))
+        return DeadlockError(f"{error.message}{seen}", error.waiters)
 
     def _last_seen(self, transfer: Transfer) -> str:
         if transfer.kind == "send":

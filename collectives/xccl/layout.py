@@ -72,6 +72,14 @@ class Pairs:
         return [d for s, d in self.pairs if s == rank]
 
     @property
+    def words(self) -> str:
+        """The pairs in a few words, other ones for other pairs."""
+        if self.pairs is None:
+            return "all pairs"
+        some = " ".join(f"{s}>{d}" for s, d in self.pairs[:6])
+        return f"{len(self.pairs)} pairs {some}" + (f" … {hash(self.pairs):x}" if len(self.pairs) > 6 else "")
+
+    @property
     def most(self) -> int:
         """Most rings or targets any rank has."""
         if self.pairs is None:

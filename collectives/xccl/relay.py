@@ -24,9 +24,11 @@ import numpy as np
 
 from collectives.moe_base import check_array
 from collectives.xccl.relay_base import Arrived, Float32, Lane, RelayBase, Sent
+from collectives.xccl.relay_blocks import Stage
 from collectives.xccl.relay_costs import RelayCosts
 from collectives.xccl.relay_plan import Int32, Int64, by_member, places
-from emulator.errors import InternalError, StateError
+from collectives.xccl.relay_refusals import GivenUp
+from emulator.errors import DeadlockError, InternalError, UsageError
 from emulator.memory import as_bytes
 from emulator.rows import HEADER_BYTES, Received, Records
 from emulator.tracing import Op
@@ -52,15 +54,18 @@ class A2E(RelayBase):
             x: float32 [T, hidden], T from 0 to `max_tokens`. slot_ids: int64 [T, topk].
             charge: int32 [T], priced rows each row stands for; None for 1.
 
-        Completion: `x` may be reused. Raises: UsageError, wrong shapes or slots. StateError: the
-            micro-batch's last A2E has not come home, or I am no attention die.
+        Completion: `x` may be reused. Raises: UsageError, wrong shapes or slots: on all dies, which this one
+            waits for. StateError: the micro-batch's last A2E has not come home, or I am no attention die.
         """
         lane, costs = self._lane(micro_batch, "a2e_send", ("attention",)), costs or self._a2e
-        ids = self._checked(x, slot_ids, charge)
         if lane.is_open:
-            raise StateError(
+            raise self._state(
                 f"a2e: micro-batch {micro_batch} of rank {self.device.rank} is still out: e2a_receive"
             )
+        try:
+            ids = self._checked(x, slot_ids, charge)
+        except UsageError as error:
+            raise self._refuse(lane, costs, error) from None
         start = self.device.now_ps
         self._charge(costs.start_ps)
         trampolines = self.relays.trampolines
@@ -82,13 +87,11 @@ class A2E(RelayBase):
         """
         lane, costs = self._lane(sent.micro_batch, "e2a_receive", ("attention",)), costs or self._e2a
         if not lane.is_open or sent.event != lane.event:
-            raise StateError(
+            raise self._state(
                 f"a2e: what was sent in event {sent.event} is not what is out (rank {self.device.rank})"
             )
         check_array("e2a: weights", weights, (sent.tokens, self.topk))
-        counts, first, _ = lane.home.gather(
-            lane.event, self.relays.trampolines, self._me, costs, self._engine, self._me
-        )
+        counts, first, _ = self._gather(lane, lane.home, self.relays.trampolines, self._me, costs, self._me)
         if not np.array_equal(counts, sent.plan.counts):
             raise InternalError(f"rank {self.device.rank}: E2A brings other rows than A2E took")
         records, first = lane.home.fetch(self.relays.trampolines, counts, first)
@@ -103,7 +106,7 @@ class A2E(RelayBase):
         """Wait for the next rows; a trampoline also sends on what is for others. Expert dies call it."""
         lane, costs = self._lane(micro_batch, "a2e_receive", ("trampoline", "expert")), costs or self._a2e
         if lane.is_open:
-            raise StateError(
+            raise self._state(
                 f"a2e: micro-batch {micro_batch} of rank {self.device.rank} waits for its e2a_send"
             )
         event, number, order = lane.event, self._me, None
@@ -116,8 +119,8 @@ class A2E(RelayBase):
                 self.relays.trampolines[trampoline : trampoline + 1],
                 member - 1,
             )
-        counts, first, charged = stage.gather(event, sources, mine, costs, self._engine, number)
-        self._check_rows(int(counts.sum()))
+        counts, first, charged = self._gather(lane, stage, sources, mine, costs, number)
+        self._check_rows(lane, costs, int(counts.sum()))
         records, first = stage.fetch(sources, counts, first)
         if len(self._served()) > 1:
             got, order = self._send_on(lane, records, counts, first, costs)
@@ -142,8 +145,11 @@ class A2E(RelayBase):
             costs or self._e2a,
         )
         if not lane.is_open or arrived.event != lane.event:
-            raise StateError(f"a2e: event {arrived.event} is not what rank {self.device.rank} has open")
-        check_array("e2a: y", y, arrived.rows.shape)
+            raise self._state(f"a2e: event {arrived.event} is not what rank {self.device.rank} has open")
+        try:
+            check_array("e2a: y", y, arrived.rows.shape)
+        except UsageError as error:
+            raise self._refuse(lane, costs, error) from None
         self._charge(costs.start_ps)
         if self.role == "expert":
             trampoline, _ = self.relays.place(self._me)
@@ -182,7 +188,7 @@ class A2E(RelayBase):
             self._pack(block, y, arrived.place)
         else:
             served = self._served()[1:]
-            rows, first, charged = lane.back.gather(event, served, 0, costs, self._engine, 0)
+            rows, first, charged = self._gather(lane, lane.back, served, 0, costs, 0)
             records, first = lane.back.fetch(served, rows, first)
             home = np.empty((arrived.order.size, self._back_form.record_bytes), np.uint8)
             home[arrived.order] = np.concatenate(
@@ -195,6 +201,17 @@ class A2E(RelayBase):
         lane.home.announce(event, self.relays.attention, lines, costs, self._me)
 
     # --- shared -------------------------------------------------------------------------------------
+
+    def _gather(
+        self, lane: Lane, stage: Stage, sources: range, mine: int, costs: RelayCosts, me: int
+    ) -> tuple[Int32, Int32, Int64]:
+        """`Stage.gather` of the lane's event. Raises: UsageError, as all do: one cannot take part."""
+        try:
+            return stage.gather(lane.event, sources, mine, costs, self._engine, me)
+        except GivenUp as news:
+            raise self._hear(lane, costs, news.who) from None
+        except DeadlockError as error:
+            raise self._explained(error) from None
 
     def _pack(self, block: Records, y: Float32, place: Int32) -> None:
         self.device.rows.pack(block, self._back_form, y, place, 1, None, None)

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.moe_base import check_array
+from collectives.refusals import refused, told_in_making
 from collectives.xccl.relay_blocks import Stage, block_of
 from collectives.xccl.relay_costs import RelayCosts
 from collectives.xccl.relay_plan import Int32, Int64, Relays
+from collectives.xccl.relay_refusals import explained, give_up, given_up
 from emulator import Device
-from emulator.errors import StateError, UsageError
+from emulator.errors import DeadlockError, FabricError, StateError, UsageError
 from emulator.profile import nearest
 from emulator.rows import Plan, RowFormat
 from emulator.transport import Area
@@ -88,6 +90,7 @@ class RelayBase:
     Raises: UsageError: bad sets or sizes, or no room (names the setting to raise).
     """
 
+    @told_in_making
     def __init__(
         self,
         device: Device,
@@ -163,7 +166,11 @@ class RelayBase:
             (block_of(group, self._back_form), len(relays.attention)),
         ]
         sizes = [Stage.nbytes(*hop) for hop in hops]
-        what = f"a2e {relays.attention}:{relays.experts} x {self.slots}, {self.hidden}, {self._form.int8}"
+        what = (
+            f"a2e {relays.attention}:{relays.experts} {'direct' if relays.direct else 'trampoline'} by "
+            f"{self._engine}, {self.slots}x{self.hidden}, {self.max_tokens} tokens to {self.topk}, "
+            f"at most {self.max_rows} rows{' of int8' * self._form.int8} x {micro_batches}"
+        )
         base, word, _ = self.device.symmetric.carve(
             Area.MANAGED, micro_batches * sum(sizes), what, words=4 * micro_batches
         )
@@ -176,6 +183,47 @@ class RelayBase:
             lanes.append(Lane(stages[0], stages[1], stages[2], stages[3]))
         return lanes
 
+    # --- who cannot take part ---------------------------------------------------------------------------
+
+    def _refuse(self, lane: Lane, costs: RelayCosts, error: UsageError) -> UsageError:
+        """I cannot take part in the event of a lane: tell the others; returns what all raise."""
+        said = give_up(self.device, lane.out.word, lane.event, error)
+        return self._pass_on(lane, costs, self.device.rank, said)
+
+    def _hear(self, lane: Lane, costs: RelayCosts, who: int) -> UsageError:
+        """Rank `who` cannot take part in the event of a lane: tell the others; returns what all raise."""
+        said = given_up(self.device, lane.out.word, lane.event, who)
+        return self._pass_on(lane, costs, who, said)
+
+    def _pass_on(self, lane: Lane, costs: RelayCosts, who: int, said: UsageError) -> UsageError:
+        """Tell whom I would send to, and wait until all I would hear from know: my tables are free then."""
+        event, others = lane.event, self._served()[1:]
+        try:
+            if self.role == "attention" and who == self.device.rank:
+                lane.out.give_up(event, self.relays.trampolines, who, costs, self._me)
+                lane.home.hear(event, self.relays.trampolines)
+            if self.role == "expert":
+                trampoline, _ = self.relays.place(self._me)
+                lane.back.give_up(event, self.relays.trampolines[trampoline : trampoline + 1], who, costs, 0)
+            if self.role == "trampoline":
+                if others and not lane.is_open:
+                    lane.forward.give_up(event, others, who, costs, 0)
+                lane.home.give_up(event, self.relays.attention, who, costs, self._me)
+                if others:
+                    lane.back.hear(event, others)
+        except (DeadlockError, FabricError):  # they do not come: what they get ends with the remark
+            pass
+        lane.event, lane.is_open = event + 1, False
+        return said
+
+    def _explained(self, error: DeadlockError) -> UsageError:
+        names = {}
+        for number, lane in enumerate(self._lanes):
+            for stage, call in ((lane.out, "a2e_receive"), (lane.forward, "a2e_receive"),
+                                (lane.back, "e2a_send"), (lane.home, "e2a_receive")):  # fmt: skip
+                names[stage.word] = f"in {call} of micro-batch {number}"
+        return explained(error, names, [*self.relays.attention, *self.relays.experts])
+
     def _number(self, rank: int) -> int:
         """My number in my set; -1 in none."""
         for ranks in (self.relays.attention, self.relays.experts):
@@ -185,12 +233,17 @@ class RelayBase:
 
     def _lane(self, micro_batch: int, call: str, roles: tuple[str, ...]) -> Lane:
         if not 0 <= micro_batch < len(self._lanes):
-            raise UsageError(f"{call}: no micro-batch {micro_batch}; it was made for {len(self._lanes)}")
+            text = f"{call}: no micro-batch {micro_batch}; it was made for {len(self._lanes)}"
+            raise refused(self.device, UsageError(text))
         if self.role not in roles:
-            raise StateError(
+            raise self._state(
                 f"{call}: rank {self.device.rank} is {self.role}; for {' and '.join(roles)} only"
             )
         return self._lanes[micro_batch]
+
+    def _state(self, text: str) -> UsageError:
+        """What I cannot do now; in my remark too."""
+        return refused(self.device, StateError(text))
 
     def _checked(self, x: Float32, slot_ids: Int64, charge: Int32 | None) -> Int64:
         tokens, num_slots = x.shape[0], len(self.relays.experts) * self.slots
@@ -211,12 +264,11 @@ class RelayBase:
             raise UsageError(f"a2e: charge must be int32 [{tokens}] of at least 1, got {charge!r:.80}")
         return np.ascontiguousarray(slot_ids).reshape(-1)
 
-    def _check_rows(self, rows: int) -> None:
+    def _check_rows(self, lane: Lane, costs: RelayCosts, rows: int) -> None:
         room = self.max_rows * len(self._served())
         if rows > room:
-            raise UsageError(
-                f"a2e: rank {self.device.rank} gets {rows} rows, it has room for {room}; raise max_rows"
-            )
+            text = f"a2e: rank {self.device.rank} gets {rows} rows, it has room for {room}; raise max_rows"
+            raise self._refuse(lane, costs, UsageError(text))
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from collectives.blocks import Block
 from collectives.xccl.relay_costs import RelayCosts
 from collectives.xccl.relay_plan import Int32, Int64, rotated
+from collectives.xccl.relay_refusals import GivenUp
 from emulator.engine.api import ADD, GE
 from emulator.engine.posts import K_GET, K_PUT, new_posts
 from emulator.errors import InternalError
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from emulator import Device
 
 LINE = 4
-"""Numbers of a line: event, first row, rows, charged rows."""
+"""Numbers of a line: event, first row, rows, charged rows. Of an event that was given up its complement,
+and the rank that could not take part."""
 _ALIGN = 4096
 
 
@@ -42,7 +44,8 @@ class Stage:
     """
 
     def __init__(self, device: Device, block: Block, width: int, base: int, word: int) -> None:
-        self._device, self._block, self._width, self._base, self._word = device, block, width, base, word
+        self._device, self._block, self._width, self._base = device, block, width, base
+        self.word = word
         self.records = self.rows_pulled = 0
 
     @staticmethod
@@ -65,12 +68,22 @@ class Stage:
         Args:
             lines: int64 [targets, 3]: first row, rows, charged rows.
         """
+        self._announce(event, targets, lines, costs, me)
+
+    def give_up(self, event: int, targets: range, who: int, costs: RelayCosts, me: int) -> None:
+        """Store a record to each target that says rank `who` could not take part."""
+        lines = np.array([[who, 0, 0]] * len(targets), np.int64).reshape(-1, 3)
+        self._announce(~event, targets, lines, costs, me)
+
+    def _announce(
+        self, mark: int, targets: range, lines: npt.NDArray[np.int64], costs: RelayCosts, me: int
+    ) -> None:
         table = self._own_table()
-        table[: len(targets), 0], table[: len(targets), 1:] = event, lines
+        table[: len(targets), 0], table[: len(targets), 1:] = mark, lines
         self._device.transport.publish()
         peers = np.array(targets, np.int32)[rotated(len(targets), me)]
         posts = new_posts(
-            peers.size, kind=K_PUT, peer=peers, nbytes=costs.meta_bytes, word=self._word, op=ADD, value=1
+            peers.size, kind=K_PUT, peer=peers, nbytes=costs.meta_bytes, word=self.word, op=ADD, value=1
         )
         self._device.post(posts, step_ps=costs.write_ps)
         self._device.ledger.add("mem", Transaction.FLAG, peers.size, peers.size * costs.meta_bytes)
@@ -85,11 +98,15 @@ class Stage:
 
         Returns: rows and first row of each source, int32 [sources]; charged rows, int64 [sources].
 
-        Raises: InternalError, a line of another event.
+        Raises: GivenUp, a source or one that it heard of could not take part. InternalError, a line of
+            another event.
         """
         device = self._device
-        device.wait([(self._word, GE, (event + 1) * len(sources))])
+        self.hear(event, sources)
         lines = self._lines(sources, mine)
+        troubled = lines[lines[:, 0] == ~event]
+        if troubled.size:
+            raise GivenUp(int(troubled[0, 1]))
         if (lines[:, 0] != event).any():
             raise InternalError(
                 f"rank {device.rank}: A2E event {event} found lines of {lines[:, 0].tolist()}"
@@ -99,6 +116,10 @@ class Stage:
             device.compute(price, publish=False)
         self._pull(sources, lines[:, 3], costs, engine, me)
         return lines[:, 2].astype(np.int32), lines[:, 1].astype(np.int32), lines[:, 3]
+
+    def hear(self, event: int, sources: range) -> None:
+        """Wait for a record of each source."""
+        self._device.wait([(self.word, GE, (event + 1) * len(sources))])
 
     def _pull(self, sources: range, charged: Int64, costs: RelayCosts, engine: str, me: int) -> None:
         order = rotated(len(sources), me)

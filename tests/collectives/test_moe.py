@@ -384,11 +384,13 @@ refused("for a rank that dispatched no rows", exchange.combine_then_idle, handle
 refused("combine: weights", exchange.combine, handle, handle.rows, np.zeros((T, K + 1), np.float32))
 refused("combine: y", exchange.combine, handle, handle.rows[:, :3].copy(), np.zeros((T, K), np.float32))
 exchange.combine(handle, handle.rows, np.zeros((T, K), np.float32))
-text = "dispatch: rank 0 gets 24 rows, it takes max_rows=5"
+text = "rank 0: dispatch: rank 0 gets 24 rows, it takes max_rows=5"
 if me == 0:
     refused(text, narrow.dispatch, x, ids)
 else:
-    assert narrow.dispatch(x, ids).rows.shape == (0, H)
+    handle = narrow.dispatch(x, ids)
+    refused(text, narrow.combine, handle, handle.rows, np.ones((T, K), np.float32))
+narrow.dispatch(x[:0], ids[:0])
 report(ok=True)
 """
 )

@@ -247,7 +247,7 @@ refused("no fixed bytes", Window.create, 4, object)
 refused("raise heap_bytes", Window.create, 1 << 40)
 refused("raise words_per_rank", Window.create, 4, signals=10_000)
 refused("alike on all ranks; rank . asks for .* rank ", Window.create, 4 + device.rank)
-refused("of another kind", Window.create, 4, np.uint8 if device.rank else np.int8)
+refused("window .* .i1.*window .* .u1", Window.create, 4, np.uint8 if device.rank else np.int8)
 turned = np.asfortranarray(array[:10].reshape(2, 5))     # contiguous in memory: taken as mpi4py takes it
 window.put(device.rank, turned)
 window.quiet()

@@ -18,6 +18,7 @@ _BUFFER, _COLL, _AGREE = (
 )
 _SURVIVORS, _DEAD = "tests/collectives/test_coll_survivors.py", "tests/ep/test_dead_ranks.py"
 _DIST = "tests/dist/test_backend.py"
+_UNLIKE = "tests/collectives/test_disagreement.py"
 
 COLLECTIVE = (
     # dispatch and combine
@@ -41,7 +42,18 @@ COLLECTIVE = (
     ("mask not said", _AREA, "view(np.int64)[2] = mask", "view(np.int64)[2] = bool(mask)", _DEAD),
     ("dead rank not refused", "collectives/ep/masked.py", "        if dead:\n            raise RankLostError", "        if False:\n            raise RankLostError", _DEAD),
     ("mask on the channels of the one before", _AREA, "(2 if self._set == 1 else 1) if mask", "1 if mask", _DEAD),
+    ("refusal of an expert exchange kept to oneself", "collectives/moe_refusals.py", "        pair.give_up(costs)\n", "        raise FabricError('')\n", f"{_UNLIKE} exchange-tokens"),
+    ("rows past the capacity kept to oneself", "collectives/moe_rows.py", "raise give_up(self.device, self._back[micro_batch], self._combine_costs, UsageError(text))", "raise UsageError(text)", f"{_UNLIKE} exchange-overflow"),
+    ("a sleeper does not hear of a refusal", "collectives/moe.py", "            pair.pull(result, self._no_plan().counts)\n", "", f"{_UNLIKE} idle and combine"),
+    ("capacity not part of what all make", "collectives/moe_base.py", "at most {self.max_rows} rows", "rows", f"{_UNLIKE} exchange-made"),
+    ("outputs refused at an expert kept to oneself", "collectives/xccl/relay_base.py", "            if self.role == \"expert\":\n", "            if False:\n", f"{_UNLIKE} a2e-outputs"),
+    ("micro-batches of A2E not told apart", "collectives/xccl/relay_base.py", "names[stage.word] = f\"in {call} of micro-batch {number}\"", "names[stage.word] = 'in it'", f"{_UNLIKE} a2e-batch"),
     # groups
+    ("elements of MPI carried as bytes", "collectives/mpi_specs.py", "return raw if kind is None else", "return raw if True else", f"{_UNLIKE} mpi-Bcast"),
+    ("derived types without their basic one", "memsem/datatypes.py", "return cls._merged([kind._copies(starts)], kind.base)", "return cls._merged([kind._copies(starts)], '')", f"{_UNLIKE} mpi-Bcast"),
+    ("messages of a group without their type", "collectives/p2p.py", "self._post(data, \"Isend\", dest, tag, _kind_of(dtype))", "self._post(data, \"Isend\", dest, tag)", f"{_UNLIKE} message-dtype"),
+    ("making communicators in any call", "memsem/communicator.py", "if len({row[0] for row in rows}) > 1:", "if False:", f"{_UNLIKE} mpi-communicators"),
+    ("the root's counts not said", "collectives/rooted.py", "places = np.flatnonzero(theirs != roots).tolist()", "places = []", f"{_UNLIKE} gather_v-size"),
     ("deaths told when the host sees them", "emulator/device.py", "return self.board.dead if self._told is None else self._told", "return self.board.dead", _SURVIVORS),
     ("overlapping groups share words", _GROUPS, "return (2 * self._slot + call % 2) * self.space.words", "return (call % 2) * self.space.words", f"{_COLL} test_groups and shared"),
     ("groups told apart by when they were made", _GROUPS, "= space.made.get((chosen, name), 0) + 1", "= len(space.made) + 1", f"{_COLL} test_groups and shared"),

@@ -19,7 +19,7 @@ from emulator import wall
 from emulator.board import Board, board_bytes
 from emulator.clock import wall_table
 from emulator.config import RunConfig, read_config, read_jitter
-from emulator.device import Device
+from emulator.device import FORKED, Device
 from emulator.engine import core_available, engine_attach, engine_bytes, engine_create
 from emulator.engine.api import RECORD_DTYPE, EngineConfig, EngineKind
 from emulator.errors import StateError, UsageError
@@ -79,6 +79,7 @@ def init(**cfg: Any) -> Device:
     if config.keep_going:
         _stop_watching.extend(watch(device) for watch in watchers)
     atexit.register(finalize)
+    os.register_at_fork(after_in_child=_forked)
     for note in starting:
         note(-1)
     device.engine.start_clock()  # nothing under the virtual clock
@@ -224,6 +225,14 @@ def finalize() -> dict[str, Any] | None:
     ending.retire()
     _ended.append(True)
     return result
+
+
+def _forked() -> None:
+    """In a process forked from this rank: it may compute and end, but is no rank, and a call of it would
+    count as one of its parent's."""
+    if _current:
+        _current[0].retire(FORKED)
+    abandon()
 
 
 def abandon() -> None:

@@ -39,6 +39,9 @@ from emulator.transport import Area, Bytes, Transport
 
 __all__ = ["BARRIER_CHANNEL", "META_BYTES", "Device"]
 
+ENDED = "the run has ended on this rank: after finalize() nothing of it can be used"
+FORKED = "this process was forked from a rank and is none: nothing of the run can be used here"
+_TWO_AT_ONCE = "another thread of this rank is in a call: a rank makes one call at a time"
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -251,16 +254,24 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
 
     def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any, record: bool = True) -> Any:
         self._started = self.engine.now_ps
+        self._enter()
         self.memory.enter()
         try:
             result = call(*arguments)
         finally:
+            self._inside = False
             self.memory.leave()
             if record:
                 self.trace.add(op, self._started, self.engine.now_ps)
         if self.posting.owners:
             self.posting.dispatch()
         return result
+
+    def _enter(self) -> None:
+        """Begin a call that may block; `_inside` is False again at its end. Raises StateError."""
+        if self._inside:
+            raise misuse(StateError, _TWO_AT_ONCE, rank=self.rank, now_ps=self.now_ps, value="thread")
+        self._inside = True
 
     def _inbox_word(self) -> int:
         return self.engine.inbox_word
@@ -337,10 +348,10 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
         self.board.end_ps[self.rank] = self.engine.now_ps
         self.board.cpu_us[self.rank] = int((used.ru_utime + used.ru_stime) * 1e6)
 
-    def retire(self) -> None:
+    def retire(self, why: str = ENDED) -> None:
         """Let go of memory that is unmapped: whoever still holds this device is told that the run has ended.
         (What it held lives on unused, so nothing is tidied up in memory that is gone.)"""
-        ended: Any = Ended(self.rank, self.now_ps)
+        ended: Any = Ended(self.rank, self.now_ps, why)
         self._retired = self.engine, self.memory, self.transport, self.board, self.ledger, self.compiled
         self.engine = self.memory = self.transport = self.board = self.ledger = ended
         self.compiled, self._meet = None, lambda: ended.meet
@@ -350,11 +361,10 @@ class Device(ExchangeCalls, PostCalls, ScheduleCalls):
 class Ended:
     """Stands for every part of a machine whose run has ended on this rank; only the time is left of it."""
 
-    def __init__(self, rank: int, now_ps: int) -> None:
-        self.rank, self.now_ps = rank, now_ps
+    def __init__(self, rank: int, now_ps: int, why: str) -> None:
+        self.rank, self.now_ps, self._why = rank, now_ps, why
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        message = "the run has ended on this rank: after finalize() nothing of it can be used"
-        raise misuse(StateError, message, rank=self.rank, now_ps=self.now_ps, value=name)
+        raise misuse(StateError, self._why, rank=self.rank, now_ps=self.now_ps, value=name)

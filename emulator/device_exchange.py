@@ -38,6 +38,11 @@ class ExchangeCalls(ABC):
     @abstractmethod
     def renew(self) -> None: ...
 
+    _inside = False
+
+    @abstractmethod
+    def _enter(self) -> None: ...
+
     @abstractmethod
     def _blocking(self, op: Op, call: Callable[..., Any], *arguments: Any) -> Any: ...
 
@@ -132,7 +137,12 @@ class ExchangeCalls(ABC):
         self.renew()
         if self.posting.unquiet:
             self.quiet()
-        if not self._meet():
+        self._enter()
+        try:
+            met = self._meet()
+        finally:
+            self._inside = False
+        if not met:
             self.exchange(BARRIER_CHANNEL, None, 0)
             return
         self.exchange_ended()

@@ -22,10 +22,11 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -257,6 +258,13 @@ class Transport:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _DEFAULT_SLACK_NS, 0, 0, 0)
         if hasattr(os, "SCHED_BATCH"):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+    def abort(self, code: int) -> NoReturn:
+        """End the run on every rank as MPI does; what this one has printed is shown."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._comm.Abort(code)
+        os._exit(code & 0xFF)
 
     def close(self) -> None:
         """Free the windows and finalise MPI. Every rank must have passed the last wait of the engine."""

@@ -9,6 +9,7 @@ kills.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -262,15 +263,25 @@ class _Serving:
             self._pod.process.terminate()
 
     def _watch(self, pod: OpenPod) -> None:
-        """Wait for the ranks to end; they do when the API process closes the feed, or ends."""
+        """Wait for the ranks to end; they do when the API process closes the feed, or ends. Where it ends
+        before they look at the feed, they are ended."""
         try:
+            if osproc.first_to_end(self._api, pod.process) is self._api and self._api.wait() != 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    pod.process.wait(_RANKS_END_S)
+                pod.kill()
             pod.wait()
         except SuperpodError as error:
+            self._check_api()
             if self._signals < 2:
                 self._tell(f"the engine has ended: {error}")
                 raise
-        if not self._signals and self._api.poll() not in (None, 0):
-            raise SuperpodError(f"the API process ended with exit code {self._api.returncode}")
+        self._check_api()
+
+    def _check_api(self) -> None:
+        """Raises SuperpodError: the API process has ended otherwise than it was told to."""
+        if not self._signals and (code := self._api.poll()) not in (None, 0):
+            raise SuperpodError(f"the API process ended with exit code {code}") from None
 
     def _tell(self, why: str) -> None:
         """Let the API process answer what is in flight with an error, and end."""
@@ -294,6 +305,7 @@ class _Serving:
 
 
 _API_END_S = 10.0
+_RANKS_END_S = 10.0
 _BACKLOG = 2048
 
 

@@ -8,6 +8,7 @@ initialised, at the first import.
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,10 +38,12 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.table = table
         self.local_rank = local_rank
         self._auto_finalize = False
+        self._pid = 0
 
     def install(self) -> None:
         import mpi4py
 
+        self._pid = os.getpid()
         del sys.modules[_NAME]
         if hasattr(mpi4py, "MPI"):
             delattr(mpi4py, "MPI")
@@ -71,9 +74,9 @@ class PreloadedMpi(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 self.module.Init()
 
     def finalize(self) -> None:
-        """Do at the program's end what mpi4py does at exit."""
-        mpi = self.module
-        if self._auto_finalize and mpi.Is_initialized() and not mpi.Is_finalized():
+        """Do at the program's end what mpi4py does at exit; a process that the program forked is no rank."""
+        mpi, is_rank = self.module, os.getpid() == self._pid
+        if is_rank and self._auto_finalize and mpi.Is_initialized() and not mpi.Is_finalized():
             mpi.Finalize()
 
     def _starting(self, init: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,9 @@ Everything here acts on the calling process (or reads /proc) and knows nothing o
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -101,3 +103,15 @@ def start_time_s(pid: int | None = None) -> float:
     """Return when a process (default: this one) started, on the CLOCK_BOOTTIME scale, to 10 ms."""
     fields = Path(f"/proc/{pid or 'self'}/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def first_to_end(*processes: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Sleep until one of them has ended."""
+    with contextlib.ExitStack() as held:
+        ends = {}
+        for process in processes:
+            fd = os.pidfd_open(process.pid)
+            held.callback(os.close, fd)
+            ends[fd] = process
+        ready, _, _ = select.select([*ends], [], [])
+        return ends[ready[0]]

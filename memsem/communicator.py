@@ -219,9 +219,8 @@ class Communicator:
     barrier = Barrier
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        """End the run on every rank."""
-        self.endpoint.device.engine.abort(f"rank {self.rank} called Abort({errorcode})")
-        raise SystemExit(errorcode)
+        """End the run on every rank, with this exit code."""
+        self.endpoint.device.transport.abort(errorcode)
 
     # --- checks -----------------------------------------------------------------------------------------
 

@@ -51,9 +51,9 @@ class BaseEngine(Checks):
         return link_class(self.config, self.rank, peer)
 
     def compute(self, ps: int, kind: int = 0, publish: bool = True) -> None:
-        if self._finished or not 0 <= ps <= LIMIT_PS:
+        if type(ps) is not int or self._finished or not 0 <= ps <= LIMIT_PS:
             self._alive("compute")
-            self._amount("compute", "ps", ps)
+            ps = self._amount("compute", "ps", ps)
         if self._measured:
             self._measure()
             return
@@ -63,7 +63,7 @@ class BaseEngine(Checks):
 
     def sleep(self, ps: int) -> None:
         self._alive("sleep")
-        self._amount("sleep", "ps", ps)
+        ps = self._amount("sleep", "ps", ps)
         self._end(self._compute(ps, 0, True))
         if self._paced:
             self._end(self._pace())

@@ -110,9 +110,13 @@ class Checks(Primitives):
             last = self.config.words_per_rank - 1
             raise UsageError(f"{call}: word {word} does not exist, words are 0 to {last}", rank=self.rank)
 
-    def _amount(self, call: str, name: str, value: int, limit: int = LIMIT_PS) -> None:
+    def _amount(self, call: str, name: str, value: int, limit: int = LIMIT_PS) -> int:
+        """The value as Python's own integer; NumPy's are taken too. Raises UsageError: no such amount."""
+        if not isinstance(value, int | np.integer):
+            raise UsageError(f"{call}: {name} is {value!r}, must be a whole number", rank=self.rank)
         if not 0 <= value <= limit:
             raise UsageError(f"{call}: {name} is {value}, must be 0 to {limit}", rank=self.rank)
+        return int(value)
 
     def _choice(self, call: str, name: str, value: int, allowed: Sequence[int]) -> None:
         if value not in allowed:

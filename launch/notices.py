@@ -9,16 +9,20 @@ A rank that meets a mistake of its caller prints `superpod: error: …` and exit
     --------------------------------------------------------------------------
 
 and has no option that leaves it out. Only that notice is dropped, and only behind such a line: signals, other
-exit codes and ranks that said nothing are shown as ever.
+exit codes and ranks that said nothing are shown as ever. A stub whose fork server has ended says so and exits
+with 1: the same.
 """
 
 import os
 import threading
 
 _RULE = b"-" * 74 + b"\n"
+_NOTICED = b"prterun "
 _HEAD = _RULE + b"prterun detected that one or more processes exited with non-zero status,"
-_OURS = b"superpod: error: "
-_MISTAKE = b"Exit code:    2\n"
+_OURS = {b"superpod: error: ": b"Exit code:    2\n", b"superpod-rank: ": b"Exit code:    1\n"}
+"""How a line of ours begins, and what the notice it explains says."""
+
+_LONGEST = max(map(len, _OURS))
 
 
 class NoticeFilter:
@@ -27,7 +31,9 @@ class NoticeFilter:
     def __init__(self) -> None:
         self._held = b""
         self._line = b""  # what of the line at hand has been shown, as much as it takes to know ours
-        self._explained = False
+        self._explained: set[bytes] = set()
+        self.told = False
+        """Whether anything has been said of how the ranks ended."""
 
     def feed(self, data: bytes) -> bytes:
         """Return what of all bytes so far can be shown now and has not been."""
@@ -41,8 +47,9 @@ class NoticeFilter:
                 shown += notice
                 continue
             line, newline, rest = self._held.partition(b"\n")
-            self._line = (self._line + line)[: len(_OURS)]
-            self._explained |= self._line == _OURS
+            self._line = (self._line + line)[:_LONGEST]
+            self._explained |= {ours for ours in _OURS if self._line.startswith(ours)}
+            self.told |= bool(self._explained) or self._line.startswith(_NOTICED)
             self._held = rest
             if newline:
                 self._line = b""
@@ -60,7 +67,8 @@ class NoticeFilter:
         if end < 0:
             return None
         notice, self._held = self._held[: end + len(_RULE)], self._held[end + len(_RULE) :]
-        return b"" if self._explained and _MISTAKE in notice else notice
+        self.told = True
+        return b"" if any(_OURS[ours] in notice for ours in self._explained) else notice
 
 
 class StderrRelay:
@@ -68,6 +76,7 @@ class StderrRelay:
 
     def __init__(self) -> None:
         self._source, self.fd = os.pipe()
+        self._notices = NoticeFilter()
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
 
     def start(self) -> None:
@@ -79,11 +88,15 @@ class StderrRelay:
         """Wait for the end of what the child wrote."""
         self._thread.join(timeout_s)
 
+    @property
+    def told(self) -> bool:
+        """Whether anything has been said of how the ranks ended; ask after `finish`."""
+        return self._notices.told
+
     def _pass_on(self) -> None:
-        notices = NoticeFilter()
         while data := os.read(self._source, 65536):
-            _write(notices.feed(data))
-        _write(notices.end())
+            _write(self._notices.feed(data))
+        _write(self._notices.end())
         os.close(self._source)
 
 

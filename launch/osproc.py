@@ -93,10 +93,25 @@ def descendants(pid: int) -> Iterator[int]:
 
 def session_of(pid: int) -> int:
     """Return the session id of a process, 0 when it is gone."""
+    return int(_status(pid, 3) or 0)
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 when it is gone."""
+    return int(_status(pid, 1) or 0)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    return _status(pid, 0) not in ("", "Z", "X")
+
+
+def _status(pid: int, field: int) -> str:
+    """A field of /proc/PID/stat behind the name, "" when the process is gone."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[field]
     except (OSError, IndexError):
-        return 0
+        return ""
 
 
 def start_time_s(pid: int | None = None) -> float:

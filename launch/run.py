@@ -35,6 +35,7 @@ from launch.progress import StartProgress
 _TICK_S = 0.1
 _CLEAN_UP_S = 30.0
 _STDERR_S = 5.0
+_LAST_SIGNAL = 64
 _FROM_KERNEL = (
     0x80  # si_code of a signal from the terminal: mpirun, in the same process group, has had it too
 )
@@ -111,6 +112,7 @@ class _Job:
         self.server: subprocess.Popen[bytes] | warm.BorrowedServer | None = None
         self.mpirun: subprocess.Popen[bytes] | None = None
         self.relay: StderrRelay | None = None
+        self.signals: set[int] = set()
 
     def start_server(self, held: _SignalsHeld, environment: Mapping[str, str]) -> None:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -162,8 +164,10 @@ class _Job:
         self.progress.start()
         while (code := self.mpirun.poll()) is None:
             got = signal.sigtimedwait(_WATCHED, _TICK_S)
-            if got is not None and got.si_signo != signal.SIGCHLD and got.si_code != _FROM_KERNEL:
-                self.mpirun.send_signal(got.si_signo)
+            if got is not None and got.si_signo != signal.SIGCHLD:
+                self.signals.add(got.si_signo)
+                if got.si_code != _FROM_KERNEL:
+                    self.mpirun.send_signal(got.si_signo)
             self._listen()
             if self.memory and self._all_up():
                 self.sampler = self.sampler or PssSampler([os.getpid(), self.server.pid or os.getpid()])
@@ -201,6 +205,16 @@ class _Job:
             self._end_server(self.server)
         self.directory.remove()
         os.close(self.directory.lock_fd)
+
+    def explain(self) -> None:
+        """Say how the run ended where nobody has: who is killed cannot, and mpirun does not always."""
+        code = self.mpirun.returncode if self.mpirun is not None else 0
+        number = -code if code < 0 else code - 128
+        if not 0 < number <= _LAST_SIGNAL or number in self.signals or self.relay is None:
+            return
+        if code < 0 or not self.relay.told:
+            who = "mpirun" if code < 0 else "a rank"
+            print(f"superpod: error: {who} was killed by signal {number}", file=sys.stderr, flush=True)
 
     def _end_server(self, server: subprocess.Popen[bytes] | warm.BorrowedServer) -> None:
         """Close our end of the server's socket: it kills what is left and goes."""
@@ -290,6 +304,7 @@ def run_job(
                 tracefile.export(job.directory.trace, trace_out)
         finally:
             job.clean_up()
+        job.explain()
     return _result(job, code, begin, begin if started_s is None else started_s)
 
 

@@ -47,6 +47,7 @@ def hand_down(channel: socket.socket, message: bytes, stub: socket.socket, files
 class _Rank:
     pid: int
     stub: socket.socket
+    stub_pid: int
     local: int
 
 
@@ -139,6 +140,8 @@ class Template:
         self.ranks: dict[int, _Rank] = {}  # by descriptor of the stub's connection
         self.by_pid: dict[int, _Rank] = {}
         self.pid = os.getpid()
+        self.mpirun = 0
+        self.came: set[int] = set()
         self.accelerated = accelerated
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
@@ -150,9 +153,13 @@ class Template:
     def run(self) -> None:
         more, last = True, time.monotonic()
         while more or self.ranks:
-            events = self.epoll.poll(self.lost_start.patience_s if self.ranks else _ABANDONED_S)
-            if not events and not self.ranks and time.monotonic() - last >= _ABANDONED_S:
-                return
+            events = self.epoll.poll(self._patience_s())
+            if not events and time.monotonic() - last >= _ABANDONED_S:
+                if not self.ranks:
+                    return
+                if self.missing and not self._stubs_on_their_way():
+                    self._note_missing()
+                    more = False
             for fd, _ in events:
                 last = time.monotonic()
                 if fd == self.wake_r:
@@ -165,6 +172,25 @@ class Template:
             for rank in self.ranks.values():
                 if rank.local in stuck:
                     _kill_group(rank.pid, signal.SIGKILL)
+
+    def _patience_s(self) -> float:
+        patience_s = self.lost_start.patience_s
+        if not self.missing and self.ranks:
+            return patience_s
+        return _ABANDONED_S if patience_s < 0 or not self.ranks else min(patience_s, _ABANDONED_S)
+
+    def _stubs_on_their_way(self) -> bool:
+        """Whether mpirun has living children that have not come here."""
+        known = {rank.stub_pid for rank in self.ranks.values()}
+        return any(osproc.is_alive(pid) for pid in osproc.children([self.mpirun]) if pid not in known)
+
+    def _note_missing(self) -> None:
+        """Ranks whose stubs were killed on their way here have ended."""
+        for local in set(range(self.table.num_local)) - self.came:
+            self.table.ended(local)
+            self.lost_start.note_end(local)
+        self.missing = 0
+        self.epoll.unregister(self.channel)
 
     def _take_stub(self) -> bool:
         """Fork the rank of the next stub handed down; return whether more may come."""
@@ -180,9 +206,10 @@ class Template:
             self._be_rank(hello, stub, stub_pid, files[1:])
         for f in files[1:]:
             os.close(f)
-        rank = self.ranks[stub.fileno()] = self.by_pid[pid] = _Rank(
-            pid, stub, hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
-        )
+        local = hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
+        rank = self.ranks[stub.fileno()] = self.by_pid[pid] = _Rank(pid, stub, stub_pid, local)
+        self.came.add(local)
+        self.mpirun = osproc.parent_of(stub_pid) or self.mpirun
         wire.send_note(stub, wire.DIRECTORY, os.fsencode(self.shm))
         wire.send_note(stub, wire.STARTED, pid)
         self.epoll.register(rank.stub, select.EPOLLIN)

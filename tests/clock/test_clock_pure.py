@@ -225,7 +225,8 @@ def test_no_command_takes_a_dilation_that_is_none(
     monkeypatch.setenv("SUPERPOD_DILATION", value)
     assert main(words) == 2
     option, variable = capsys.readouterr().err.splitlines()
-    assert f"--dilation {value}: " in option and f"SUPERPOD_DILATION={value}: " in variable
+    given = value or "''"
+    assert f"--dilation {given}: " in option and f"SUPERPOD_DILATION={value}: " in variable
 
 
 def test_clocks_that_make_no_sense_are_refused() -> None:

@@ -7,6 +7,7 @@ import pytest
 from launch.notices import NoticeFilter, StderrRelay
 
 RULE = b"-" * 74 + b"\n"
+STUBS = b"superpod-rank: the fork server ended before this rank did\n"
 OURS = b"superpod: error: app.py, line 3: no rank 99\n"
 
 
@@ -21,6 +22,9 @@ CASES = [
     (b"a\n" + OURS + b"b\n" + notice(2) + b"c\n", b"a\n" + OURS + b"b\nc\n"),
     (notice(2), notice(2)),
     (OURS + notice(1), OURS + notice(1)),
+    (STUBS + notice(1), STUBS),
+    (STUBS + notice(2), STUBS + notice(2)),
+    (STUBS + OURS + notice(1) + notice(2), STUBS + OURS),
     (OURS + notice(21), OURS + notice(21)),
     (OURS + KILLED, OURS + KILLED),
     (b"not " + OURS + notice(2), b"not " + OURS + notice(2)),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sandbox import PROGRAMS, Sandbox, parent_of, wait_for
+from sandbox import BIN, PROGRAMS, Sandbox, parent_of, wait_for
 
 from launch import lost_start
 from launch.jobtable import JobTable
@@ -215,3 +215,14 @@ def test_a_start_in_which_somebody_comes_on_is_left_alone(
         found = watch.stuck()
     assert found == [2, 3] and table.status().start_lost == 1
     assert 0 < watch.patience_s <= lost_start.PATIENCE_S
+
+
+@pytest.mark.sweep
+def test_a_stub_killed_on_its_way_holds_nobody_up(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Fails without `_note_missing`: the template waits for the stub, the others in MPI_Init for its rank."""
+    program = tmp_path / "up.py"
+    program.write_text("import emulator\nemulator.init()\n")
+    shell = f'test "$OMPI_COMM_WORLD_RANK" = 1 && kill -9 $$; exec {BIN}/superpod-rank "$0"'
+    command = sandbox.mpirun(4, "sh", "-c", shell, str(program), options=("--continuous",))
+    assert sandbox.run(command, timeout=60).returncode is not None
+    sandbox.assert_clean()

@@ -170,7 +170,7 @@ class Server:
         shm = (
             Path(self.shm) if self.shm else paths.SHM / f"superpod-{os.getuid()}-{self.path.stem}-{namespace}"
         )
-        paths.private_directory(shm)
+        held = paths.hold(paths.private_directory(shm))  # by the template and its ranks
         table = JobTable(num_local, shm)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE)
@@ -180,6 +180,7 @@ class Server:
         if pid == 0:
             self._be_template(server, theirs, ours, hello, table, shm, num_local, foreign, accelerated)
         theirs.close()
+        os.close(held)
         job = _Job(namespace, pid, ours, num_local, table, shm, hello.get("PMIX_SERVER_TMPDIR"))
         self.jobs[namespace] = self.templates[pid] = job
         return job

@@ -1,7 +1,7 @@
 """Where things are: the native parts beside this file, and the private directories of runs.
 
 A run of `superpod run` has one directory `run-<id>` (socket, Open MPI session) in the user's runtime
-directory, and one of the same name in /dev/shm.  The run's processes hold a lock on it, so whoever comes
+directory, and one of the same name in /dev/shm.  The run's processes hold a lock on both, so whoever comes
 later can tell a run that was killed, whose leftovers may go, from one that lives.
 """
 
@@ -53,6 +53,14 @@ def runtime_directory() -> Path:
     return private_directory(Path(base) / f"superpod-{os.getuid()}")
 
 
+def hold(shm: Path) -> int:
+    """Hold a directory in /dev/shm against `sweep` for as long as the descriptor, or a forked process's copy
+    of it, is open. Flocks hold between containers that share /dev/shm, too."""
+    fd = os.open(shm, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
 class RunDirectory:
     """The two directories of one run, made with `RunDirectory()` and removed with `remove()`; see the
     module's text."""
@@ -68,6 +76,7 @@ class RunDirectory:
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
         self.path = fresh.with_name(f"run-{os.getpid()}-{fresh.name[4:]}")
         self.shm = private_directory(SHM / f"superpod-{os.getuid()}-{self.path.name}")
+        self._held = hold(self.shm)
         fresh.rename(self.path)
         (self.path / "tmp").mkdir()
 
@@ -85,6 +94,9 @@ class RunDirectory:
 
     def remove(self) -> None:
         """Remove both directories, and the runtime directory when this was its last run."""
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
         remove_run(self.path)
 
 
@@ -113,18 +125,28 @@ def sweep() -> list[Path]:
             os.close(fd)
     with contextlib.suppress(OSError):
         runtime_directory().rmdir()
-    return swept + _sweep_empty()
+    return swept + _sweep_shared()
 
 
-def _sweep_empty() -> list[Path]:
-    """Remove empty directories in /dev/shm named after a process that has been gone for a while: of runs
-    killed together with everybody who would have removed them, wherever their other files lay."""
+def _sweep_shared() -> list[Path]:
+    """Remove directories in /dev/shm named after a process that has been gone for a while and held by nobody:
+    of runs killed together with everybody who would have removed them, wherever their other files lay."""
     swept = []
     for path in SHM.glob(f"superpod-{os.getuid()}-*"):
         found = re.search(r"-run-(\d+)-|-(\d+)@\d+$", path.name)
         pid = next(filter(None, found.groups())) if found else None
         with contextlib.suppress(OSError):
             if pid and not Path(f"/proc/{pid}").exists() and time.time() - path.stat().st_mtime > _GONE_S:
-                path.rmdir()
+                _remove_unheld(path)
                 swept.append(path)
     return swept
+
+
+def _remove_unheld(path: Path) -> None:
+    """Raises OSError where somebody holds it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    finally:
+        os.close(fd)

@@ -88,7 +88,9 @@ with Helper("the helper", paths.RunDirectory(), signal.pause) as helper:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_it_ends_with_its_parent(sandbox: Sandbox, number: signal.Signals) -> None:
+def test_it_ends_with_its_parent(
+    sandbox: Sandbox, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C comes to both; the others to the parent alone."""
     parent = sandbox.popen([sys.executable, "-c", PARENT], start_new_session=True)
     assert parent.stdout is not None
@@ -97,3 +99,5 @@ def test_it_ends_with_its_parent(sandbox: Sandbox, number: signal.Signals) -> No
     _, error = parent.communicate(timeout=30)
     assert error.count("Traceback") == (number == signal.SIGINT), error
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    monkeypatch.setenv("TMPDIR", str(sandbox.tmp))
+    paths.sweep()  # nobody removed its directory

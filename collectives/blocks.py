@@ -7,6 +7,7 @@ A record tells each target where its rows begin in the sender's block and how ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from collectives.moe_parts import OperationCosts
 
 _CHUNK = 32
+_FIELD = 2**31
+"""Values of a record's field."""
+LARGEST_SEND = math.isqrt(_FIELD) - 1
+"""Rows a rank can have in its block, all of them perhaps for one other: n * (n + 1) places are in a field."""
+
+
+def most_capacity(most: int) -> int:
+    """Rows a block can take where one rank may send `most` of them to one other."""
+    return (_FIELD - 1) // (most + 1)
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Block:
 
     def __post_init__(self) -> None:
         """Check that a record's field can hold every place. Raises: UsageError."""
-        if self.capacity * (self.most + 1) >= 2**31:
+        if self.capacity > most_capacity(self.most):
             raise UsageError(
                 f"expert exchange: {self.capacity} rows with up to {self.most} for one rank are too "
                 f"many for a 32-bit record field; lower max_tokens or max_rows"

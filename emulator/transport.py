@@ -284,13 +284,13 @@ def _start_mpi() -> Any:
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
-        with _open_mpi_told():
+        with open_mpi_told():
             MPI.Init_thread(MPI.THREAD_SINGLE)
     return MPI
 
 
 @contextmanager
-def _open_mpi_told() -> Iterator[None]:
+def open_mpi_told() -> Iterator[None]:
     """Tell Open MPI what the user has not: no UCX windows (it prints that they are not there), and in a
     process that no mpirun has started no shared segment, 16 MB that such a one never removes."""
     wanted = {"OMPI_MCA_osc": "^ucx"}

@@ -20,7 +20,7 @@ def main() -> None:
     x = np.random.default_rng(device.rank).standard_normal((TOKENS, HIDDEN)).astype(np.float32)
     ids, weights = routing("zipf", TOKENS, experts, TOPK, rank=device.rank)
     if device.rank == 0:
-        print(f"{device.num_ranks} ranks, imbalance {imbalance(ids, experts):.1f}")
+        print(f"{device.num_ranks} ranks, busiest expert at {imbalance(ids, experts):.1f} times the mean")
         print(f"{'scheme':12} {'dispatch us':>12} {'combine us':>12} {'checksum':>10}")
     for scheme in SCHEMES:
         ep = ExpertParallel(

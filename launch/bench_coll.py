@@ -26,13 +26,14 @@ from launch import run
 from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_pod, parse_set
 from launch.outputs import write_out
+from launch.ranks_option import ranks_option
 from launch.workplace import work_directory
 from memsem.bench.shapes import parse_size, parse_sizes
 
 
 def bench_coll(
     coll: Annotated[str, typer.Option(help="all_reduce, all_gather(_v), all_to_all(_v), ...")],
-    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Number of ranks.")] = 8,
+    ranks: Annotated[int, ranks_option(least=1)] = 8,
     algo: Annotated[str | None, typer.Option(help="ring, full-mesh, ...; the selector's by default.")] = None,
     sizes: Annotated[str, typer.Option(help="8:16M doubles; or 8,64,1K. Of the larger buffer.")] = "1K:16M",
     form: Annotated[str, typer.Option("--format", help="nccl, osu or json.")] = "nccl",

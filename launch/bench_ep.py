@@ -16,6 +16,7 @@ from launch import bench_gate
 from launch.bench_coll import run_bench
 from launch.cmd_run import Overrides, check_choice, check_pod, parse_set
 from launch.outputs import write_out
+from launch.ranks_option import ranks_option
 from launch.seed_option import seed_option
 from launch.workplace import work_directory
 
@@ -24,7 +25,7 @@ _TOPK = 8
 
 
 def bench_ep(
-    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Number of ranks.")] = 8,
+    ranks: Annotated[int, ranks_option(least=1)] = 8,
     scheme: Annotated[str, typer.Option(help="xccl, cann, deepep, deepep-ll, all-to-all or agrs.")] = "xccl",
     library: Annotated[str | None, typer.Option(help="Whose costs; by default the scheme's own.")] = None,
     experts: Annotated[

@@ -25,6 +25,7 @@ from launch.chaos.campaign import Campaign, Notebook, prepared
 from launch.chaos.carried import check_plan, parse_kinds
 from launch.cmd_run import check_pod
 from launch.outputs import write_out
+from launch.ranks_option import ranks_option
 from launch.recovery_options import (
     Degraded,
     Period,
@@ -50,7 +51,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("chaos")
     def chaos_command(
-        num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")] = 16,
+        num_ranks: Annotated[int, ranks_option()] = 16,
         seeds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Plans to draw.")] = 20,
         first_seed: Annotated[int, seed_option("Seed of the first plan.")] = 0,
         faults: Annotated[str | None, typer.Option(help="Kinds to draw, with commas between.")] = None,

@@ -25,6 +25,7 @@ from launch.clock_report import duration_and_clock, with_report
 from launch.cmd_run import Overrides, check_choice, check_pod, parse_set
 from launch.compare_faults import compare_under
 from launch.outputs import write_out
+from launch.ranks_option import ranks_option
 from launch.seed_option import seed_option
 from launch.workplace import work_directory
 from memsem.bench.labels import path_label
@@ -49,7 +50,7 @@ def compare_command(
     op: Annotated[
         str | None, typer.Option(help="halo, dispatch, kv-transfer or pingpong (not with --faults).")
     ] = None,
-    num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")] = 2,
+    num_ranks: Annotated[int, ranks_option()] = 2,
     sizes: Annotated[
         str | None, typer.Option(help="Message sizes (dispatch: of a row), 8:4M or 8,64.")
     ] = None,

@@ -20,6 +20,7 @@ from launch.cmd_replay import _RANK_BYTES, _STOPPED, _host
 from launch.cmd_run import check_choice, check_pod, parse_set
 from launch.helper import Helper
 from launch.outputs import write_out
+from launch.ranks_option import ranks_option
 from launch.replay_progress import replay_progress
 from launch.seed_option import seed_option
 from launch.workplace import job_directory
@@ -46,7 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 def decode_command(
-    num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies): DPn and EPn.")],
+    num_ranks: Annotated[int, ranks_option("Ranks (NPU dies): DPn and EPn.")],
     batch: Annotated[int, typer.Option(help="Sequences a die decodes.")] = 60,
     context: Annotated[str, typer.Option(help="Tokens of context, LOW:HIGH, drawn evenly.")] = "2048:4096",
     steps: Annotated[int, typer.Option(help="Iterations to measure, after one that is not.")] = 4,
@@ -59,7 +60,9 @@ def decode_command(
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a value of profile or priced model."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a value of profile, priced model or library (repeatable)."
+        ),
     ] = None,
     token_scale: Annotated[
         int, typer.Option(help="Prompt tokens that one computed token stands for.")

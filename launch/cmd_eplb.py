@@ -16,6 +16,7 @@ from emulator.profile import load_profile
 from emulator.topology import Topology
 from launch.cmd_run import parse_set
 from launch.outputs import write_out
+from launch.ranks_option import ranks_option
 from launch.seed_option import seed_option
 from launch.workplace import work_directory
 
@@ -42,7 +43,7 @@ def eplb_command(
         float | None,
         typer.Option("--expert-skew", help="Mean loads of the made model's hottest expert (else 18)."),
     ] = None,
-    ranks: Annotated[int, typer.Option("-n", "--np", help="Dies.")] = 288,
+    ranks: Annotated[int, ranks_option("Dies.")] = 288,
     redundant_experts: Annotated[int, typer.Option(min=0, help="Replicas beyond one of each expert.")] = 288,
     policy: Annotated[str, typer.Option(help="xdeepserve or deepseek.")] = "xdeepserve",
     batch: Annotated[
@@ -63,7 +64,7 @@ def eplb_command(
     priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the profile.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a profile value (repeatable).")
     ] = None,
     seed: Annotated[int, seed_option("Of the made model and of the tokens.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every layer's figures here.")] = None,

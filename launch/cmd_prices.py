@@ -19,9 +19,18 @@ def register(app: typer.Typer) -> None:
 
 
 def prices(
-    profile: Annotated[str, typer.Option(help="Machine profile, a name or a .toml file.")] = "cloudmatrix384",
-    priced_as: Annotated[str, typer.Option(help="Priced model, a name or a .toml file.")] = "deepseek-r1",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override, KEY=VALUE; repeatable.")] = None,
+    profile: Annotated[
+        str, typer.Option("--pod", "--profile", help="Machine profile: a name or a .toml file.")
+    ] = "cloudmatrix384",
+    priced_as: Annotated[
+        str, typer.Option(help="The model that is priced: a name or a .toml file.")
+    ] = "deepseek-r1",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a value of profile, priced model or library (repeatable)."
+        ),
+    ] = None,
     sources: Annotated[bool, typer.Option(help="List every number with unit, label and source.")] = False,
 ) -> None:
     """Show prices of the target model, the decode iteration beside the published one."""

@@ -39,7 +39,7 @@ from launch.model_options import (
     acceptance_of,
     quantization_of,
 )
-from launch.open_job import recorded_model, write_stop_table
+from launch.open_job import ranks_of, recorded_model, write_stop_table
 from launch.outputs import write_out
 from launch.paging_options import (
     Balancing,
@@ -56,6 +56,7 @@ from launch.paging_options import (
     paging_options,
     recorded_job,
 )
+from launch.ranks_option import ranks_option
 from launch.recovery_options import Degraded, Period, Reload, Spares, Timeout, Way, policy, recovery_times
 from launch.replay_faults import load_checked, replay_under
 from launch.replay_progress import replay_progress
@@ -97,10 +98,15 @@ def register(app: typer.Typer) -> None:
 
     @app.command("replay", no_args_is_help=True)
     def replay_command(
-        num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")],
+        ranks: Annotated[
+            int | None, ranks_option("Ranks (NPU dies): required, but for a recording that brings its own.")
+        ] = None,
         requests: Annotated[int, typer.Option(help="Serve the first K requests.")] = 32,
         trace: Annotated[
-            Path | None, typer.Option(help="Mooncake JSONL or Azure CSV (else a built-in workload).")
+            Path | None,
+            typer.Option(
+                help="Mooncake JSONL, Azure CSV, or what serve --record wrote (else a built-in workload)."
+            ),
         ] = None,
         model: Annotated[
             Path | None, typer.Option(help="Checkpoint directory (else a mini model is made).")
@@ -109,7 +115,9 @@ def register(app: typer.Typer) -> None:
         token_scale: Annotated[
             int, typer.Option(help="Prompt tokens that one computed token stands for.")
         ] = 1,
-        max_output: Annotated[int | None, typer.Option(help="Most output tokens of a request.")] = None,
+        max_output: Annotated[
+            int | None, typer.Option(help="Most output tokens of a request (else what its trace says).")
+        ] = None,
         time_scale: Annotated[float, typer.Option(help="Arrivals so many times as fast.")] = 1.0,
         seed: Annotated[int, seed_option("Of contents, samplers and the made model.")] = 0,
         temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -120,7 +128,12 @@ def register(app: typer.Typer) -> None:
         json_out: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
         pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
         overrides: Annotated[
-            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile value.")
+            list[str] | None,
+            typer.Option(
+                "--set",
+                metavar="KEY=VALUE",
+                help="Set a value of profile, priced model or library (repeatable).",
+            ),
         ] = None,
         transport: Annotated[str, typer.Option(help="How windows move bytes: shared or rma.")] = "shared",
         shared_experts: Annotated[str, typer.Option(help="local, or placed like routed ones.")] = "local",
@@ -160,7 +173,7 @@ def register(app: typer.Typer) -> None:
         gc_pause: GcPause = None,
         launch_jitter: LaunchJitter = 0.0,
         layers_executed: Annotated[
-            int | None, typer.Option(help="Layers of the made model; each is charged for several.")
+            int | None, typer.Option(help="Layers of the made model (8); each is charged for several.")
         ] = None,
         memory_check: Annotated[
             bool, typer.Option(help="Refuse what a die cannot hold at priced size.")
@@ -195,6 +208,7 @@ def register(app: typer.Typer) -> None:
         """Replay a request trace over an emulated pod: real tokens, priced at the target's size."""
         check_choice("--transport", transport, ("shared", "rma"))
         settings, priced_settings = split_overrides(parse_set(overrides or []))
+        num_ranks = ranks_of(ranks, trace)
         check_pod(num_ranks, pod, settings)
         outputs = (("--json", json_out), ("--trace-out", trace_out), ("--schedule-out", schedule_out))
         if prepare is not None and (unused := [option for option, path in outputs if path is not None]):

@@ -15,6 +15,7 @@ from emulator.errors import UsageError
 from launch import run
 from launch.clock_report import duration_and_clock, with_report
 from launch.outputs import write_out
+from launch.ranks_option import ranks_option
 from launch.seed_option import seed_option
 from launch.workplace import work_directory
 
@@ -82,13 +83,13 @@ def register(app: typer.Typer) -> None:
 
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a profile value.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a profile value (repeatable).")
 ]
 
 
 def run_command(
     context: typer.Context,
-    num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies) to start.")],
+    num_ranks: Annotated[int, ranks_option("Ranks (NPU dies) to start.")],
     program: Annotated[
         list[str] | None, typer.Argument(metavar="PROGRAM ARGS…", help="A script with its arguments.")
     ] = None,

@@ -45,6 +45,7 @@ from launch.paging_options import (
     check_sizes,
 )
 from launch.pod import OpenPod, prepare
+from launch.ranks_option import ranks_option
 from launch.seed_option import seed_option
 from launch.serve_api import SETTINGS
 from launch.vllm_options import check_unknown
@@ -64,7 +65,7 @@ def register(app: typer.Typer) -> None:
 def serve_command(
     ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="Checkpoint directory.")],
-    num_ranks: Annotated[int, typer.Option("-n", "--np", help="Ranks (NPU dies).")],
+    num_ranks: Annotated[int, ranks_option()],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
@@ -80,7 +81,10 @@ def serve_command(
     priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
     pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile value.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a value of profile, priced model or library (repeatable)."
+        ),
     ] = None,
     seed: Annotated[int, seed_option("Of requests that give none.")] = 0,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests a rank runs at once.")] = 96,

@@ -10,7 +10,7 @@ from emulator.errors import UsageError
 from launch.model_options import acceptance_of, quantization_of
 from launch.paging_options import paging_options
 from serving.eplb.options import eplb_options
-from serving.feed import read_recording
+from serving.feed import is_recording, read_recording
 from serving.job import ReplayJob
 from serving.model import ModelConfig
 from serving.replay import Replay, plan_serve
@@ -106,6 +106,23 @@ def recorded_model(recording: Path | None) -> Path:
     """The checkpoint a recording was made with."""
     header, _ = read_recording(str(recording))
     return Path(str(header["job"]["model_dir"]))
+
+
+def ranks_of(num_ranks: int | None, trace: Path | None) -> int:
+    """How many ranks a replay has: as asked, else as its recording had.
+
+    Raises:
+        UsageError: neither says.
+    """
+    if num_ranks is not None:
+        return num_ranks
+    if trace is None or not is_recording(trace):
+        raise UsageError(
+            "-n is missing: say how many ranks (NPU dies) the pod has, e.g. -n 32; only a recording of "
+            "superpod serve --record brings its own number"
+        )
+    header, _ = read_recording(str(trace))
+    return int(header["job"]["num_ranks"])
 
 
 def write_stop_table(plan: Replay, vocabulary: int, directory: Path) -> None:

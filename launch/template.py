@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from emulator import spare
+from emulator.transport import open_mpi_told
 from launch import board, dense, image, osproc, wire
 from launch.jobtable import JobTable
 from launch.lost_start import LostStart
@@ -81,7 +82,8 @@ def _set_up_mpi(hello: wire.Hello, table: JobTable) -> bool:
     table.set_accelerated(bool(parts))
     if env.get("SUPERPOD_ACCELERATE", "1") != "0" and "PMIX_NAMESPACE" in env:
         mpi = ctypes.CDLL("libmpi.so.40", os.RTLD_NOLOAD | os.RTLD_NOW)
-        mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
+        with open_mpi_told():  # options are read here, once for all ranks
+            mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
     return bool(parts)
 
 

@@ -65,7 +65,9 @@ def kv_capacity(priced: PricedModel, placement: Placement, check: bool) -> int:
         try:
             priced.check_memory(placement.slots_per_rank, 1, shared_local)
         except UsageError as error:
-            raise UsageError(f"{error}; start more ranks, or take --no-memory-check") from None
+            raise UsageError(
+                f"{error}; start more ranks, or take --no-memory-check (in Python memory_check=False)"
+            ) from None
         return priced.max_kv_tokens(placement.slots_per_rank, shared_local)
     return 1 << 40
 

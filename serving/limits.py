@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from collectives.blocks import LARGEST_SEND, most_capacity
 from emulator.errors import UsageError
 from emulator.rows import RowFormat
 from serving.job import PagingOptions, ReplayJob
@@ -115,11 +116,15 @@ def exchange_sizes(
     """Size the dispatch and combine buffers by the token budget; more than fits is an error when it happens.
 
     No step has more tokens than all ranks' budgets, or than all requests can bring. Rows spread over the
-    experts; the fullest rank may get `_HOT_RANK` times its share.
+    experts; the fullest rank may get `_HOT_RANK` times its share, as far as a record's field reaches.
+
+    Raises:
+        UsageError: a step has more tokens than an exchange can name.
     """
     max_tokens = limits.max_step_tokens(job.token_scale)
     if job.mtp > 1:  # draft layers after the first compute rows of the step before once more
         max_tokens += job.max_seqs * (job.mtp - 1)
+    _check_sent(job, max_tokens, top_k)
     pod_tokens = job.num_ranks // job.tp_size * max_tokens
     if not job.is_open:
         pod_tokens = min(pod_tokens, sum(_most_at_once(job, spec) for spec in specs))
@@ -132,9 +137,19 @@ def exchange_sizes(
     share = pod_tokens * top_k * held // placement.num_routed
     if placement.shared_placed:
         share += pod_tokens // int(placement.num_replicas[placement.num_routed])
-    max_rows = max(1, min(most, max(_HOT_RANK * share, _LEAST_ROWS)))
+    max_rows = max(1, min(most, max(_HOT_RANK * share, _LEAST_ROWS), most_capacity(max_tokens * top_k)))
     sent = -(-pod_tokens // job.num_ranks) * top_k
     return ExchangeSizes(max_tokens, max_rows, sent + share)
+
+
+def _check_sent(job: ReplayJob, max_tokens: int, top_k: int) -> None:
+    """Refuse a token budget whose rows an exchange could not tell apart. Raises UsageError."""
+    if max_tokens * top_k > LARGEST_SEND:
+        raise UsageError(
+            f"--max-num-batched-tokens {job.batched_tokens}, --token-scale {job.token_scale}: {max_tokens} "
+            f"computed tokens of a rank and step to {top_k} experts each, where an exchange takes "
+            f"{LARGEST_SEND // top_k}: lower the one or raise the other"
+        )
 
 
 def _most_at_once(job: ReplayJob, spec: RequestSpec) -> int:

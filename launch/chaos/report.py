@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from emulator.faults import ALL_STATES, STATES, FaultPlan
@@ -16,6 +17,24 @@ from serving.job import ReplayJob
 from serving.request import RequestSpec
 
 OTHER = "time or operation"
+_HEADS = {
+    "queued": "que-\nued",
+    "prefill": "pre-\nfill",
+    "dispatch": "dis-\npatch",
+    "combine": "com-\nbine",
+    "decode": "de-\ncode",
+    "sampling": "samp-\nling",
+    "finishing": "fini-\nshing",
+    "preemption": "pre-\nempt",
+    OTHER: "time\n/ op",
+}
+_SHARES = (
+    "exact_share",
+    "plans_with_a_kill",
+    "plans_with_two_faults",
+    "plans_with_8_in_flight",
+    "mean_goodput_lost",
+)
 SURVIVABLE_SHARE = 0.95
 
 
@@ -185,11 +204,24 @@ def clock_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def coverage_table(matrix: Mapping[str, Mapping[str, int]]) -> Table:
-    """The coverage matrix as a table."""
+    """The coverage matrix as a table that fits 80 columns; kinds that have not fired stand below it."""
     columns = list(next(iter(matrix.values()), {OTHER: 0}))
-    table = Table("fault", *columns, title="faults that fired, by the state of the request they met")
+    idle = [kind for kind, counts in matrix.items() if not any(counts.values())]
+    table = Table(
+        title="faults that fired, by the state of the request they met",
+        caption=f"none of: {', '.join(idle)}" if idle else None,
+        box=SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("fault", no_wrap=True)
+    for column in columns:
+        table.add_column(_HEADS.get(column, column), justify="right", no_wrap=True)
     for kind, counts in matrix.items():
-        table.add_row(kind, *(str(counts[column]) for column in columns))
+        if kind not in idle:
+            name = kind.replace("_", "_\n", 1) if len(columns) > len(STATES) + 1 else kind
+            table.add_row(name, *(str(counts[column]) for column in columns))
     return table
 
 
@@ -202,9 +234,18 @@ def summary_table(numbers: Mapping[str, Any]) -> Table:
     """The campaign's numbers as a table."""
     table = Table("of the campaign", "value")
     for name, value in numbers.items():
-        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-        table.add_row(name.replace("_", " "), shown)
+        table.add_row(name.replace("_", " "), _shown(name, value))
     return table
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None or value == []:
+        return "-" if value is None else "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{100 * value:.1f} %" if name in _SHARES else f"{value:.3f}"
+    return str(value)
 
 
 def replay_command(

@@ -1,5 +1,6 @@
 """The generator, the history checker and the shrinker, alone; broken histories are found."""
 
+import io
 from collections import Counter
 from dataclasses import replace
 from subprocess import TimeoutExpired
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from emulator.errors import UsageError
 from emulator.faults import ALL_STATES, KINDS, STATES, FaultPlan
@@ -14,7 +16,7 @@ from emulator.faults.generate import INJECTED, TIMED, Moment, generate, timed
 from emulator.faults.kinds import SERVING_STATES
 from emulator.topology import Topology
 from launch.chaos.history import check
-from launch.chaos.report import coverage, record, summary
+from launch.chaos.report import OTHER, coverage, coverage_table, record, summary, summary_table
 from launch.chaos.rounds import Life, Served, wait_for_end
 from launch.chaos.shrink import shrink
 from launch.cmd_chaos import parse_states
@@ -233,3 +235,24 @@ def test_a_record_counts_what_was_in_flight() -> None:
     assert entry["exact"] == 3 and entry["recomputed"] == 2 and entry["faults"][0]["in_flight"] == 3
     assert summary([entry])["plans_with_a_kill"] == 1.0
     assert coverage([entry])["kill"]["time or operation"] == 1
+
+
+@pytest.mark.parametrize("states", [STATES, ALL_STATES])
+def test_the_tables_fit_a_terminal_of_80_columns(states):
+    """Fails on a table that rich has to cut: names of kinds end in `…`, and three of them look alike."""
+    kinds = ("completion_duplicated", "completion_late", "completion_lost", "kill")
+    matrix = {kind: dict.fromkeys([*states, OTHER], 1000) for kind in kinds} | {"loss": {OTHER: 0}}
+    shown = _printed(coverage_table(matrix))
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    assert all(kind in shown.replace("_\n", "_") or kind.partition("_")[2] in shown for kind in kinds)
+    assert "none of: loss" in shown
+    numbers = _printed(
+        summary_table({"exact_share": 1.0, "plans_that_never_fired": [], "mean_detection_s": None})
+    )
+    assert "100.0 %" in numbers and "none" in numbers and "None" not in numbers and "[]" not in numbers
+
+
+def _printed(table):
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()

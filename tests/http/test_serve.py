@@ -254,7 +254,7 @@ def test_serve_record_and_replay(
     assert served["kv_blocks_allocated"] == served["kv_blocks_freed"] > 0
     capsys.readouterr()
     out = tmp_path / "replay.json"
-    replay = ["replay", "-n", "2", "--model", made.model, "--trace", str(server.record), "--json", str(out)]
+    replay = ["replay", "--trace", str(server.record), "--json", str(out)]
     assert main(replay) == 0, capsys.readouterr().err
     requests = json.loads(out.read_text())["requests"]
     again = {r["id"]: (r["tokens"], r["times_ps"]) for r in requests}

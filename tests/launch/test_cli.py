@@ -2,9 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from sandbox import BIN, Sandbox
 
 from emulator.errors import UsageError
@@ -24,6 +27,8 @@ SUPERPOD = str(BIN / "superpod")
         (["run", "-n", "0", "app.py"], "at least 1 rank"),
         (["run", "-n", "four", "app.py"], "valid integer"),
         (["run", "app.py"], "--np"),
+        (["replay", "--requests", "4"], "-n is missing"),
+        (["replay", "-n", "32", "--max-num-batched-tokens", "8192"], "where an exchange takes 5792"),
         (["run", "-n", "2"], "name a program"),
         (["run", "-n", "2", "--pod", "nosuchpod", "app.py"], "nosuchpod"),
         (["run", "-n", "2", "--set", "ub.latency_intr_us=4", "app.py"], "ub.latency_intra_us"),
@@ -55,6 +60,29 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert err.startswith("superpod: error: ")
     assert err.count("\n") == 1
     assert expected in err
+
+
+def _all_commands(group: Any, path: str = "superpod") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _all_commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def test_ranks_machine_and_settings_have_one_name_in_every_command() -> None:
+    """Failed while `bench coll` took --ranks and no --np, `run` the other way round, `prices` no --pod."""
+    cli._register([])
+    found = {path: [p.opts for p in c.params] for path, c in _all_commands(typer.main.get_command(cli.app))}
+    ranks = {path for path, options in found.items() if ["-n", "--np", "--ranks"] in options}
+    assert ranks == {
+        f"superpod {name}"
+        for name in ("run", "replay", "decode", "serve", "chaos", "compare", "eplb", "bench coll", "bench ep")
+    }
+    for path, options in found.items():
+        words = {word for opts in options for word in opts}
+        assert path in ranks or not words & {"--np", "--ranks"}, path
+        assert "--pod" in words or not words & {"--profile", "--set"}, path
 
 
 def test_no_arguments_show_the_help_and_no_empty_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,3 +189,14 @@ def test_one_process_without_mpirun_is_quiet_and_leaves_no_shared_segment(tmp_pa
     own = {**os.environ, "TMPDIR": str(tmp_path)}
     result = subprocess.run([PYTHON, str(program)], env=own, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "False False\n", "")
+
+
+def test_ranks_of_a_plain_mpirun_say_nothing_of_ucx(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Open MPI's wheel looks for a UCX that is not there, and each rank used to tell. Fails without the
+    options around `MPI_T_init_thread` in the template, which reads them for all ranks."""
+    program = tmp_path / "init.py"
+    program.write_text("import emulator\nemulator.init()\n")
+    command = [word for word in sandbox.forked(2, str(program)) if word not in ("osc", "^ucx")]
+    at = command.index("self,sm") + 1
+    ran = sandbox.run(command[:at] + command[at + 1 :])  # the `--mca` of the two
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

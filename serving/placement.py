@@ -2,8 +2,9 @@
 
 A physical slot is `rank * slots_per_rank + local`. Routed experts are split evenly over the ranks in order
 (the first ranks hold one each when there are more ranks than experts). With `--shared-experts placed` copies
-of the shared expert take the emptiest ranks, one copy for every top-k routed experts of load; redundant
-replicas then fill what is emptiest. For 288 ranks this is CloudMatrix's EP288: 256 routed, 32 shared and one
+of the shared expert, one for every top-k routed experts of load, take the last ranks for themselves where
+that makes the busiest rank less busy, else the emptiest ranks; redundant replicas then fill what is
+emptiest. For 288 ranks this is CloudMatrix's EP288: 256 routed, 32 shared and one
 spare slot a die (source: xDeepServe, section 7.1).
 """
 
@@ -58,6 +59,11 @@ class Placement:
         return int(self.slot_expert.shape[1])
 
     @property
+    def routed_ranks(self) -> int:
+        """Ranks that routed experts were spread over: all but those made for a copy of the shared one."""
+        return int((self.slot_expert[:, 0] != self.num_routed).sum())
+
+    @property
     def shared_placed(self) -> bool:
         return self.options.shared == "placed"
 
@@ -91,10 +97,12 @@ def place_experts(num_ranks: int, num_routed: int, top_k: int, options: Placemen
         UsageError: more redundant replicas asked for than distinct ranks can hold.
     """
     held: list[list[int]] = [[] for _ in range(num_ranks)]
+    copies = _shared_copies(num_ranks, num_routed, top_k) if options.shared == "placed" else 0
+    routed_ranks = num_ranks - _ranks_apart(num_ranks, num_routed, top_k, copies)
     for expert in range(num_routed):
-        held[home_rank(expert, num_ranks, num_routed)].append(expert)
+        held[home_rank(expert, routed_ranks, num_routed)].append(expert)
     if options.shared == "placed":
-        for _ in range(_shared_copies(num_ranks, num_routed, top_k)):
+        for _ in range(copies):
             rank = min(
                 (r for r in range(num_ranks) if num_routed not in held[r]), key=lambda r: (len(held[r]), -r)
             )
@@ -109,6 +117,17 @@ def place_experts(num_ranks: int, num_routed: int, top_k: int, options: Placemen
 def _shared_copies(num_ranks: int, num_routed: int, top_k: int) -> int:
     """One copy for every top_k + 1 ranks (a token sends top_k routed rows and one shared), at least one."""
     return max(1, min(num_ranks // (top_k + 1), num_routed // top_k))
+
+
+def _ranks_apart(num_ranks: int, num_routed: int, top_k: int, copies: int) -> int:
+    """How many ranks hold a copy of the shared expert and nothing else: as many as there are copies, if the
+    busiest rank has fewer rows then than with routed experts beside every copy; else none."""
+    if not copies or copies >= num_ranks:
+        return 0
+    copy_rows, expert_rows = num_ranks / copies, num_ranks * top_k / num_routed
+    beside = copy_rows + num_routed // num_ranks * expert_rows
+    apart = max(copy_rows, -(-num_routed // (num_ranks - copies)) * expert_rows)
+    return copies if apart < beside else 0
 
 
 def _add_replicas(held: list[list[int]], num_experts: int, redundant: int) -> None:

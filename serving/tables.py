@@ -162,7 +162,7 @@ def _placement_row(placement: Placement, rank: int) -> tuple[int, int, int, int,
     num_routed = placement.num_routed
     shared = int((held == num_routed).sum())
     routed = sum(
-        e < num_routed and home_rank(e, placement.num_ranks, num_routed) == rank for e in held.tolist()
+        e < num_routed and home_rank(e, placement.routed_ranks, num_routed) == rank for e in held.tolist()
     )
     return routed, shared, len(held) - routed - shared, int((slots == EMPTY).sum()), _ranges(held, placement)
 

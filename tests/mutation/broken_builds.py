@@ -105,6 +105,7 @@ BUILDS = (
     Broken("load not noted", "serving/balance.py", "loads[rank] += spec.priced_total", "pass", T_DISPATCH),
     Broken("handed out early", DISPATCH, "if -(-spec.arrival_ps // TICK_PS) * TICK_PS > now_ps:", "if False:", T_DISPATCH),
     Broken("replica never used", PLACEMENT, "(positions[:, None] + rank) % self.num_replicas[experts]", "0 * experts", T_PLACE),
+    Broken("shared expert beside routed ones", PLACEMENT, "return copies if apart < beside else 0", "return 0", T_PLACE),
     Broken("replica on its own rank", PLACEMENT, "if expert not in held[rank]]", "if True]", T_PLACE),
     Broken("replica not in the table", PLACEMENT, "where[expert].append(slot)", "where[expert] = where[expert] or [slot]", T_PLACE),
     Broken("hole not joined", LIST, "if start + size == after:", "if False:", T_LIST),

@@ -37,6 +37,7 @@ COLLECTIVE = (
     ("one rail of a payload waited for", _SIDE, "            self._await(CHUNKS + self.event % 2, self.area.ranks.size)", "            self._await(CHUNKS + self.event % 2, 1)", f"{_SCHEMES} planes_their_own"),
     ("blocks as large as the own group needs", _AREA, "        out_bytes, back_bytes = _largest(ranks, out_bytes, back_bytes)\n", "", _TURNS),
     ("channel kept with its old members", _AREA, "self.open_groups(always=kept is not None)", "self.open_groups()", _TURNS),
+    ("ranks of a group in 8 bits", _AREA, "place.channel, self.ranks.members.astype(np.int32)", "place.channel, (self.ranks.members & 255).astype(np.int32)", "tests/ep/test_many_ranks.py"),
     ("all back ends on one channel", _AREA, "        self._channels = channel, count\n", "        channel = device.library.setdefault('one', channel)\n        self._channels = channel, count\n", _TURNS),
     ("expert served by another trampoline", "collectives/xccl/relay_plan.py", "return (trampoline * self.group_size + member) * slots + slot", "return (member * self.group_size + trampoline) * slots + slot", "tests/xccl/test_relay_plan.py renumbered"),
     ("mask not said", _AREA, "view(np.int64)[2] = mask", "view(np.int64)[2] = bool(mask)", _DEAD),

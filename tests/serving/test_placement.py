@@ -11,6 +11,28 @@ def place(num_ranks: int, experts: int = 256, **options: object) -> Placement:
     return place_experts(num_ranks, experts, 8, PlacementOptions(**options))  # type: ignore[arg-type]
 
 
+def copies(placement: Placement) -> int:
+    return int(placement.num_replicas[256])
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "most"), [(32, 10.7), (48, 9.6), (144, 9.0), (160, 10.0), (288, 9.0), (320, 10.0)]
+)
+def test_a_die_with_a_copy_of_the_shared_expert_is_no_busier_than_the_others(
+    num_ranks: int, most: float
+) -> None:
+    """Rows a die gets of 9 a token, even routing. Shown to fail with copies beside routed experts."""
+    placement = place(num_ranks, shared="placed")
+    rows = [
+        sum(
+            num_ranks * 8 / 256 if e < 256 else num_ranks / copies(placement)
+            for e in placement.experts_on(rank)
+        )
+        for rank in range(num_ranks)
+    ]
+    assert max(rows) == pytest.approx(most, abs=0.05)
+
+
 @pytest.mark.parametrize("shared", ["local", "placed"])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 7, 8, 32, 64, 100, 255, 256, 257, 288, 300, 384, 768])
 def test_every_expert_is_placed_and_loads_differ_by_at_most_one(num_ranks: int, shared: str) -> None:
@@ -18,7 +40,7 @@ def test_every_expert_is_placed_and_loads_differ_by_at_most_one(num_ranks: int, 
     held = [placement.experts_on(rank) for rank in range(num_ranks)]
     assert {e for experts in held for e in experts} == set(range(256 + (shared == "placed")))
     assert all(len(set(experts)) == len(experts) for experts in held)
-    sizes = [len(experts) for experts in held]
+    sizes = [len(experts) for experts in held if experts != [256]]
     assert max(sizes) - min(sizes) <= 1
     for expert in range(len(placement.num_replicas)):
         slots = placement.replica_slots[expert, : placement.num_replicas[expert]]

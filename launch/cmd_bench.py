@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from emulator.errors import UsageError
 from launch import run
@@ -47,11 +47,18 @@ def register(app: typer.Typer) -> None:
     from launch.bench_serve import ManyObjectives, bench_serve
 
     bench = typer.Typer(cls=_Kinds, add_completion=False)
-    bench.command(_PAIR, no_args_is_help=True, hidden=True)(bench_command)
+    bench.command(_PAIR, cls=_Pair, no_args_is_help=True, hidden=True)(bench_command)
     bench.command("coll", no_args_is_help=True)(bench_coll)
     bench.command("ep")(bench_ep)
     bench.command("serve", cls=ManyObjectives)(bench_serve)
     app.add_typer(bench, name="bench", help=_HELP)
+
+
+class _Pair(TyperCommand):
+    """The command without a name of its own: one blank in its usage line, not two."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(" ".join(ctx.command_path.split()), " ".join(self.collect_usage_pieces(ctx)))
 
 
 class _Kinds(TyperGroup):

@@ -29,8 +29,8 @@ def serving_table(result: Mapping[str, Any]) -> Table:
     table.add_row("Successful requests", str(result["completed"]))
     table.add_row("Failed requests", str(result["failed"]))
     table.add_row("Benchmark duration (s)", f"{result['virtual_duration_s']:.3f}")
-    table.add_row("Total input tokens (priced)", str(result["input_tokens"]))
-    table.add_row("Total generated tokens", f"{result['output_tokens']}{_truncated(result)}")
+    table.add_row("Total input tokens (priced)", f"{result['input_tokens']:,}")
+    table.add_row("Total generated tokens", f"{result['output_tokens']:,}{_truncated(result)}")
     for key, name in (
         ("request_throughput", "Request throughput (req/s)"),
         ("output_throughput", "Output token throughput (tok/s)"),

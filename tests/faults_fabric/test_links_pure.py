@@ -66,11 +66,22 @@ def test_links_are_crossed_by_topology() -> None:
     assert crossed("l2:3", 0, 16) and not crossed("l2:3", 16, 20)
 
 
-def test_loss_is_a_draw_of_its_rate_and_repeats() -> None:
-    fault = _fault("loss", rate=0.25)
+@pytest.mark.parametrize("kind", ["loss", "corruption"])
+def test_loss_is_a_draw_of_its_rate_and_repeats(kind: str) -> None:
+    fault = _fault(kind, rate=0.25)
     lost = [is_lost(fault, 0, 3, number, 0, 9) for number in range(4000)]
     assert 900 < sum(lost) < 1100
     assert lost == [is_lost(fault, 0, 3, number, 0, 9) for number in range(4000)]
     assert lost != [is_lost(fault, 0, 3, number, 1, 9) for number in range(4000)]
     number = lost.index(True)
     assert passage([fault], 0, ub_ladder(), 3, number, 9).start_ps >= 20 * _US
+
+
+@pytest.mark.parametrize("kind", ["loss", "corruption"])
+def test_loss_of_everything_is_over_when_the_fault_is(kind: str) -> None:
+    """Fails where the kind is not drawn at all (`is_lost` that knows one of the two), or goes on for ever."""
+    fault = _fault(kind, rate=1.0, duration_ps=10 * _US)
+    assert is_lost(fault, 0, 3, 1, 0, 9) and not is_lost(fault, 10 * _US, 3, 1, 0, 9)
+    assert passage([fault], 0, ub_ladder(), 3, 1, 9) == (20 * _US, 1, False, Fraction(1))
+    assert passage([fault], 10 * _US, ub_ladder(), 3, 1, 9).start_ps == 10 * _US
+    assert passage([_fault(kind, rate=1.0)], 0, ub_ladder(), 3, 1, 9).failed

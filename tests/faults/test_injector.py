@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from emulator.faults import Fault, FaultPlan, Injector, NoFaults
 from emulator.faults.injector import FIRED, FIRED_PS, OPERATIONS, UNDONE_PS
@@ -29,8 +30,9 @@ def _injector(faults: Sequence[dict[str, Any]]) -> tuple[Any, Injector, Any]:
     return engine, Injector(FaultPlan(faults).faults, 0, engine, log), log
 
 
-def test_a_frozen_rank_does_nothing_until_the_planned_end() -> None:
-    engine, _, log = _injector([{"kind": "freeze", "rank": 0, "at_ps": 100, "duration_ps": 500}])
+@pytest.mark.parametrize("kind", ["freeze", "gc_pause"])
+def test_a_frozen_rank_does_nothing_until_the_planned_end(kind: str) -> None:
+    engine, _, log = _injector([{"kind": kind, "rank": 0, "at_ps": 100, "duration_ps": 500}])
     engine.compute(250)  # it was away when the freeze began
     engine.compute(10)
     assert engine.now_ps == 610  # broken by counting the duration from the first operation after it

@@ -193,3 +193,17 @@ def test_whoever_dies_wherever_every_answer_is_the_references(campaign: Campaign
     assert all(0 < entries[name]["recomputed"] <= 6 for name in names if name.startswith("pages lost b"))
     (fenced,) = entries["silent for longer"]["recoveries"]
     assert 3 * _S <= fenced["declared_ps"] < 3.1 * _S and 10 * _MS <= fenced["silent_ps"][0] < 100 * _MS
+
+
+@pytest.mark.sweep
+def test_a_host_that_stalls_ranks_is_no_silence(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second call of a rank sleeps up to 40 ms of host time, beats come every 2 ms of virtual time: as
+    under a 200-fold oversubscription nobody is declared dead, and the trace is the calm one. A rank that is silent in
+    virtual time is found all the same."""
+    beating = _prompt_beats(campaign)
+    calm = beating.run(FaultPlan(_STALE[0]))[0]
+    monkeypatch.setenv("SUPERPOD_JITTER", "0.5,40000,11")
+    slow, stale = (beating.run(FaultPlan(_STALE[which]))[0] for which in (0, 2))
+    assert slow["violations"] == [] and slow["recoveries"] == []
+    assert slow["trace_sha256"] == calm["trace_sha256"]
+    assert [change["dead"] for change in stale["recoveries"]] == [[3]]

@@ -198,8 +198,8 @@ def test_whoever_dies_wherever_every_answer_is_the_references(campaign: Campaign
 @pytest.mark.sweep
 def test_a_host_that_stalls_ranks_is_no_silence(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second call of a rank sleeps up to 40 ms of host time, beats come every 2 ms of virtual time: as
-    under a 200-fold oversubscription nobody is declared dead, and the trace is the calm one. A rank that is silent in
-    virtual time is found all the same."""
+    under a 200-fold oversubscription nobody is declared dead, and the trace is the calm one. A rank that is
+    silent in virtual time is found all the same."""
     beating = _prompt_beats(campaign)
     calm = beating.run(FaultPlan(_STALE[0]))[0]
     monkeypatch.setenv("SUPERPOD_JITTER", "0.5,40000,11")

@@ -21,6 +21,9 @@ on top."""
 RANK_SHM_BYTES = 1 << 20
 """Touched part of a rank's sm segment and session; windows come on top."""
 
+ADDRESS_SPACE_BYTES = 2_000_000 << 10
+"""What a process with torch maps; with half of it the fork server dies inside a library."""
+
 FILES_PER_RANK = 6
 """Descriptors mpirun holds for one local rank (standard files, their other ends, its PMIx connection)."""
 
@@ -72,6 +75,12 @@ def _soft(which: int) -> float:
     return float("inf") if hard == resource.RLIM_INFINITY else float(hard)
 
 
+def address_space() -> float:
+    """Return the bytes one process may map."""
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return float("inf") if soft == resource.RLIM_INFINITY else float(soft)
+
+
 def free_processes() -> float:
     """Return how many more processes and threads this user may start."""
     kernel = int(Path("/proc/sys/kernel/pid_max").read_text())
@@ -108,6 +117,13 @@ def checks(num_ranks: int, rank_bytes: int = 0, shm_bytes: int = 0) -> list[Chec
         ),
         Check(
             "processes", free_processes(), PROCESSES_PER_RANK * num_ranks + 64, "processes", "raise ulimit -u"
+        ),
+        Check(
+            "address space",
+            address_space() / gb,
+            (ADDRESS_SPACE_BYTES + shm_bytes) / gb,
+            "GB",
+            "raise ulimit -v",
         ),
     ]
 

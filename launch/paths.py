@@ -47,7 +47,7 @@ def private_directory(path: Path) -> Path:
 def runtime_directory() -> Path:
     """Return (and make) the directory for sockets and sessions: $TMPDIR/superpod-<uid>, or under /tmp if
     that is long."""
-    base = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    base = os.path.abspath(os.environ.get("TMPDIR") or tempfile.gettempdir())
     if len(os.fsencode(base)) > _MAX_BASE or not Path(base).is_dir():
         base = "/tmp"
     return private_directory(Path(base) / f"superpod-{os.getuid()}")

@@ -26,7 +26,7 @@ from typing import Any
 from emulator.config import environment_config
 from emulator.engine.native_library import why_unusable
 from emulator.errors import UsageError
-from launch import limits, mpirun, osproc, paths, tracefile, warm
+from launch import limits, mpirun, osproc, outputs, paths, tracefile, warm
 from launch.jobtable import JobStatus
 from launch.memory import PssSampler
 from launch.notices import StderrRelay
@@ -214,7 +214,10 @@ class _Job:
             return
         if code < 0 or not self.relay.told:
             who = "mpirun" if code < 0 else "a rank"
-            print(f"superpod: error: {who} was killed by signal {number}", file=sys.stderr, flush=True)
+            name = signal.strsignal(number) or "unknown"
+            print(
+                f"superpod: error: {who} was killed by signal {number} ({name})", file=sys.stderr, flush=True
+            )
 
     def _end_server(self, server: subprocess.Popen[bytes] | warm.BorrowedServer) -> None:
         """Close our end of the server's socket: it kills what is left and goes."""
@@ -284,6 +287,7 @@ def run_job(
     settings = None if config is None else {**environment_config(env), **config}
     check_start(num_ranks, rank_bytes, shm_bytes)
     check_program(argv)
+    check_places(settings or {})
     limits.raise_file_limit()
     if warm.wanted(env):
         warm.idle_seconds(env)
@@ -366,6 +370,19 @@ def check_start(num_ranks: int, rank_bytes: int = 0, shm_bytes: int = 0) -> None
     for check in limits.checks(num_ranks, rank_bytes, shm_bytes):
         if not check.ok:
             raise UsageError(f"{num_ranks} ranks do not fit on this machine: {check.sentence}")
+
+
+def check_places(settings: Mapping[str, Any]) -> None:
+    """Refuse a directory that has been removed, and files of the configuration that cannot be written. Raises
+    UsageError."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the current directory has been removed: change to one that is there") from None
+    if settings.get("report"):
+        outputs.check_writable("configuration: report", Path(settings["report"]))
+    if settings.get("trace") and not Path(settings["trace"]).is_dir():
+        raise UsageError(f"configuration: trace {settings['trace']}: there is no such directory")
 
 
 def check_program(argv: list[str]) -> None:

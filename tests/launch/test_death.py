@@ -73,7 +73,7 @@ def test_killed_mpirun_takes_all_along(sandbox: Sandbox, how: str) -> None:
     os.kill(only(sandbox.processes("prterun")), signal.SIGKILL)
     assert p.wait(30) in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if how == "superpod":  # a shell says it of its own children alone
-        assert p.communicate()[1] == "superpod: error: mpirun was killed by signal 9\n"
+        assert p.communicate()[1] == "superpod: error: mpirun was killed by signal 9 (Killed)\n"
     wait_for(gone(ranks), 10)
     sandbox.assert_clean()
 

@@ -17,7 +17,7 @@ def test_a_small_job_fits() -> None:
     assert names_of_failed(2) == []
 
 
-@pytest.mark.parametrize("what", ["memory", "shared memory", "open files", "processes"])
+@pytest.mark.parametrize("what", ["memory", "shared memory", "open files", "processes", "address space"])
 def test_each_limit_refuses_with_its_remedy(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     if what == "memory":
         monkeypatch.setattr(limits, "available_memory", lambda: 500 << 20)
@@ -29,11 +29,14 @@ def test_each_limit_refuses_with_its_remedy(monkeypatch: pytest.MonkeyPatch, wha
         monkeypatch.setattr(limits, "_soft", lambda which: 256 if which == resource.RLIMIT_NOFILE else 1e9)
     if what == "processes":
         monkeypatch.setattr(limits, "free_processes", lambda: 300)
+    if what == "address space":
+        monkeypatch.setattr(limits, "address_space", lambda: 1e9)
     with pytest.raises(UsageError, match="384 ranks do not fit") as e:
         run.check_start(384)
     assert what in str(e.value)
     assert "\n" not in str(e.value)
-    run.check_start(8)
+    if what != "address space":  # of one process, however many there are
+        run.check_start(8)
 
 
 def test_what_the_program_needs_is_counted() -> None:

@@ -1,14 +1,16 @@
 """Values that no command can use: one line, exit code 2, nothing started."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from emulator.errors import UsageError
 from emulator.solo import solo_device
-from launch import warm
+from launch import paths, warm
 from launch.cli import main
 from launch.cmd_serve import listening
+from launch.run import check_places
 
 BEATS = ("--recovery", "in-place")
 TOO_LARGE = str(1 << 64)
@@ -129,3 +131,27 @@ def test_a_host_that_is_none() -> None:
         listening("nohost.invalid", 0),
     ):
         pass
+
+
+def test_places_a_run_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removed directory: mpirun ended with 230. A report nobody can write: a traceback at the end."""
+    check_places({"report": str(tmp_path / "report.json"), "trace": str(tmp_path)})
+    with pytest.raises(UsageError, match="configuration: report none/x: there is no directory none"):
+        check_places({"report": "none/x"})
+    with pytest.raises(UsageError, match="configuration: trace none: there is no such directory"):
+        check_places({"trace": "none"})
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="the current directory has been removed"):
+        check_places({})
+
+
+def test_a_relative_place_for_temporary_files_is_made_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI, started elsewhere, looked for `./superpod-…` under /."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.chdir(short)
+        monkeypatch.setenv("TMPDIR", ".")
+        assert paths.runtime_directory().parent == Path(short)
+        monkeypatch.undo()

@@ -111,5 +111,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _totals(sums: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("path", "transfers completed", "last one later by (us)")
     for row in sums:
-        table.add_row(row["path"], f"{row['completed']} of {row['of']}", f"{round(row['later_ps'] / 1e6, 1) + 0.0:.1f}")
+        later_us = round(row["later_ps"] / 1e6, 1) + 0.0  # no minus before a zero
+        table.add_row(row["path"], f"{row['completed']} of {row['of']}", f"{later_us:.1f}")
     return table

@@ -258,8 +258,14 @@ class EpArea:
         return disagreement(tables, self.ranks.members)
 
     def why(self, error: DeadlockError | RankLostError) -> Exception:
-        """The reason of a deadlock where the states tell it: ranks of the group are in different calls."""
+        """The reason of a deadlock where the states tell it: ranks of the group are in different calls. A
+        dead one among them is the reason itself."""
         if isinstance(error, MembershipChanged):
             return error
         states = np.ascontiguousarray(self._of_all(self._state, STATE_BYTES)).view(np.int64)[:, :3]
-        return unlike_calls(states, self.ranks.members) or error
+        unlike = unlike_calls(states, self.ranks.members)
+        if isinstance(error, RankLostError) and np.isin(error.ranks, self.ranks.members).any():
+            return RankLostError(
+                f"{error.message}; {unlike.message}" if unlike else error.message, error.ranks
+            )
+        return unlike or error

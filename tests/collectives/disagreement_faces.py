@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from disagreement_cases import COLL, Case
 
+from collectives.ep import SCHEMES
+
 XCCL = """
 import numpy as np, emulator
 from collectives.xccl import Xccl
@@ -133,3 +135,38 @@ CASES["mpi-absent"] = Case(
     MPI, "None if odd else comm.Allreduce(f(4), z(4))", (0, 1, 3), ("rank 2 never entered",)
 )
 CASES["mpi-communicator absent"] = Case(MPI, "None if odd else comm.Dup()", (0, 1, 3), ("rank 2 ended",))
+
+EP = """
+import numpy as np, emulator
+from collectives.ep import Buffer, ExpertParallel
+device = emulator.init()
+n, me = device.num_ranks, device.rank
+odd = me == 2
+x, ids, w = np.ones((4, 128), np.float32), np.arange(8).reshape(4, 2) % (2 * n), np.ones((4, 2), np.float32)
+def scheme(name):
+    ep = ExpertParallel(device, 2 * n, 128, 4, 2, name)
+    def both():
+        h = ep.dispatch(x, ids)
+        ep.combine(h, h.rows, w)
+    return both
+def normal():
+    buffer = Buffer(device)
+    def both():
+        rows, *_, h, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=w, num_experts=2 * n)
+        buffer.combine(rows, h)
+    return both
+def low_latency():
+    buffer = Buffer(device, low_latency_mode=True)
+    def both():
+        rows, _, h, *_ = buffer.low_latency_dispatch(x, ids, 4, 2 * n, use_fp8=False)
+        buffer.low_latency_combine(rows, ids, w, h)
+    return both
+"""
+_EP = [f"scheme({name!r})" for name in SCHEMES] + ["normal()", "low_latency()"]
+CASES |= {
+    f"{made}-{way}": Case(
+        EP, f"both = {made}; both()\n    if odd: {call}\n    both()", (0, 1, 3), (word,), dead=way == "dead"
+    )
+    for made in _EP
+    for way, call, word in (("dead", "die()", "[2]"), ("absent", "return", "rank 2: in no expert exchange"))
+}

@@ -49,6 +49,7 @@ COLLECTIVE = (
     ("capacity not part of what all make", "collectives/moe_base.py", "at most {self.max_rows} rows", "rows", f"{_UNLIKE} exchange-made"),
     ("outputs refused at an expert kept to oneself", "collectives/xccl/relay_base.py", "            if self.role == \"expert\":\n", "            if False:\n", f"{_UNLIKE} a2e-outputs"),
     ("micro-batches of A2E not told apart", "collectives/xccl/relay_base.py", "names[stage.word] = f\"in {call} of micro-batch {number}\"", "names[stage.word] = 'in it'", f"{_UNLIKE} a2e-batch"),
+    ("a death told as a call that differs", _AREA, "if isinstance(error, RankLostError) and np.isin(error.ranks, self.ranks.members).any():", "if False:", f"{_UNLIKE} cann and dead"),
     # groups
     ("elements of MPI carried as bytes", "collectives/mpi_specs.py", "return raw if kind is None else", "return raw if True else", f"{_UNLIKE} mpi-Bcast"),
     ("derived types without their basic one", "memsem/datatypes.py", "return cls._merged([kind._copies(starts)], kind.base)", "return cls._merged([kind._copies(starts)], '')", f"{_UNLIKE} mpi-Bcast"),

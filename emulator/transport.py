@@ -291,9 +291,10 @@ def _start_mpi() -> Any:
 
 @contextmanager
 def open_mpi_told() -> Iterator[None]:
-    """Tell Open MPI what the user has not: no UCX windows (it prints that they are not there), and in a
-    process that no mpirun has started no shared segment, 16 MB that such a one never removes."""
-    wanted = {"OMPI_MCA_osc": "^ucx"}
+    """Tell Open MPI what the user has not: no UCX windows (it prints that they are not there), segments that
+    are mapped files (else it first tries another kind, by a file in /dev/shm that stays there if this process
+    is killed just then), and in a process that no mpirun has started none, 16 MB that it never removes."""
+    wanted = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_shmem": "mmap"}
     if "PMIX_NAMESPACE" not in os.environ:
         wanted["OMPI_MCA_btl"] = "self"
     added = {name: value for name, value in wanted.items() if name not in os.environ}

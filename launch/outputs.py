@@ -97,7 +97,7 @@ def _guard(command: Any) -> None:
 
     def guarded(context: Any) -> Any:
         given = {
-            said(parameter): path
+            _written(parameter, command): path
             for parameter in command.params
             if parameter.name in OUTPUTS and (path := context.params.get(parameter.name)) is not None
         }
@@ -111,6 +111,12 @@ def said(parameter: Any) -> str:
     """A parameter as its user writes it: `--json` for `--save-result, --json`, FILE for an argument."""
     option: str = "--json" if "--json" in parameter.opts else parameter.opts[0]
     return option if option.startswith("-") else str(parameter.metavar or option).strip("[]").upper()
+
+
+def _written(parameter: Any, command: Any) -> str:
+    """An output as its user writes it: FILE of a command with a flag `--json` is its `--json FILE`."""
+    flags = [other for other in command.params if "--json" in other.opts and getattr(other, "is_flag", False)]
+    return "--json" if flags and parameter.param_type_name == "argument" else said(parameter)
 
 
 def _refuse_empty(parameter: Any) -> None:

@@ -228,7 +228,7 @@ class Template:
         except OSError:
             note = b""
         if len(note) < wire.NOTE.size:  # the stub is gone, so mpirun wants the rank gone
-            self.epoll.unregister(rank.stub)
+            self._hear_no_more(rank)
             _kill_group(rank.pid, signal.SIGKILL)
             return
         kind, value = wire.NOTE.unpack(note)
@@ -248,7 +248,14 @@ class Template:
             self.table.ended(rank.local)
             self.lost_start.note_end(rank.local)
             wire.send_note(rank.stub, wire.ENDED, os.waitstatus_to_exitcode(status))
+            self._hear_no_more(rank)
             rank.stub.close()
+
+    def _hear_no_more(self, rank: _Rank) -> None:
+        """Closing is not enough: a rank just forked has the connection open too, and events would come on,
+        for whoever gets the descriptor."""
+        with contextlib.suppress(FileNotFoundError):  # its stub has gone before
+            self.epoll.unregister(rank.stub)
 
     def _be_rank(self, hello: wire.Hello, stub: socket.socket, stub_pid: int, files: list[int]) -> NoReturn:
         """In the forked child: let go of what is the template's, and become the program."""

@@ -48,7 +48,8 @@ def test_a_meeting_right_after_a_barrier_holds_nobody_up(engine: str) -> None:
     for rank, seen in wall.reports.items():
         same = virtual.reports[rank]
         assert (seen["at"], seen["now_ps"], seen["moved"]) == (same["at"], same["now_ps"], 0)
-        assert max(seen["early_ns"]) <= 0
+    # Rank 3 comes last and starts the clock; who was let go went on unslept, and may be ahead of it.
+    assert max(wall.reports[3]["early_ns"]) <= 0
 
 
 INTERRUPTED = """

@@ -122,13 +122,11 @@ async def everything(made: Made, server: Server) -> dict[int, Any]:
         answers = list(await asyncio.gather(*(ask(made, client, i) for i in range(7))))
         await stops(made, client)
         answers += await chat(made, client)
-        await leave(client)
+        await leave(client, http, server)
         await refused(client, http, server)
         state = {"in_flight": 1}
         while state["in_flight"]:
-            state = (
-                await http.get(f"{server.url}/superpod/clock", headers={"authorization": "Bearer k3y"})
-            ).json()
+            state = await counts(http, server)
         assert state["accepted"] == state["ended"] and state["aborted"] >= 3
     return dict(answers)
 
@@ -208,11 +206,19 @@ async def chat(made: Made, client: openai.AsyncOpenAI) -> list[tuple[int, Any]]:
     return [(first + choice_number, told[choice_number]) for choice_number in range(2)]
 
 
-async def leave(client: openai.AsyncOpenAI) -> None:
-    """Clients that leave: in the queue, and in the middle of a stream."""
+async def counts(http: httpx.AsyncClient, server: Server) -> Any:
+    """How many requests the server has accepted, ended, aborted, and has in flight."""
+    answer = await http.get(f"{server.url}/superpod/clock", headers={"authorization": "Bearer k3y"})
+    return answer.json()
+
+
+async def leave(client: openai.AsyncOpenAI, http: httpx.AsyncClient, server: Server) -> None:
+    """Clients that leave: as soon as they are accepted, and in the middle of a stream."""
     for _ in range(2):
+        before = (await counts(http, server))["accepted"]
         task = asyncio.ensure_future(client.completions.create(model="tiny", prompt="x" * 50, max_tokens=900))
-        await asyncio.sleep(0.05)
+        while (await counts(http, server))["accepted"] == before:
+            await asyncio.sleep(0.005)
         task.cancel()
     stream = await client.completions.create(model="tiny", prompt="x", max_tokens=900, stream=True)
     async for _ in stream:

@@ -1,13 +1,15 @@
 """The sandbox fixtures."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sandbox import Grounds, Sandbox
+
+_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
@@ -21,11 +23,23 @@ def grounds() -> Iterator[Grounds]:
         last.assert_clean()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
 @pytest.fixture
-def sandbox(grounds: Grounds) -> Iterator[Sandbox]:
+def sandbox(grounds: Grounds, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A sandbox whose launches find a fork server that is up already."""
     with Sandbox(grounds) as s:
         yield s
+    if request.node.stash.get(_FAILED, True):
+        s.clear()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +36,18 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 60.0) -> Any:
             raise AssertionError(f"not within {timeout_s} s: {what}")
         time.sleep(0.02)
     return found
+
+
+def written(files: Iterable[Path]) -> list[str]:
+    """Wait until each of these one-line files is there and whole, and return their texts: a file is there
+    before its first byte."""
+    files = list(files)
+
+    def texts() -> list[str]:
+        return [f.read_text() if f.exists() else "" for f in files]
+
+    wait_for(lambda: all(texts()))
+    return texts()
 
 
 class Grounds:
@@ -109,6 +121,14 @@ class Sandbox:
                     shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(self.pids_dir if self.grounds else self.tmp, ignore_errors=True)
 
+    def clear(self) -> None:
+        """Remove what a failed test has left, so that later tests are not blamed for it."""
+        for pid in self._left_processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for name in self._left_files():
+            shutil.rmtree(name, ignore_errors=True)
+
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
         env = {**self.environment, **options.pop("env", {})}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -152,10 +172,9 @@ class Sandbox:
 
     def rank_pids(self, num_ranks: int) -> list[int]:
         """Wait until `num_ranks` ranks of hold.py are in user code; return their process ids."""
-        files = [self.pids_dir / str(r) for r in range(num_ranks)]
-        wait_for(lambda: all(f.exists() for f in files))
+        found = written(self.pids_dir / str(r) for r in range(num_ranks))
         self._note_names()
-        return [int(f.read_text()) for f in files]
+        return [int(text) for text in found]
 
     def _note_names(self) -> None:
         self.names |= {p.name for p in self.tmp.glob("superpod-*/run-*")}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox import PROGRAMS, Sandbox, wait_for
+from sandbox import PROGRAMS, Sandbox, wait_for, written
 
 from launch import wire
 
@@ -140,7 +140,7 @@ def test_runs_beside_each_other_do_not_collide(sandbox: Sandbox) -> None:
         place.mkdir()
         running.append(sandbox.popen(command(4, HOLD, str(place))))
     for place in places:
-        wait_for(lambda place=place: all((place / str(r)).exists() for r in range(4)))
+        written(place / str(r) for r in range(4))
     running[0].kill()
     running[0].wait()
     for place in places:

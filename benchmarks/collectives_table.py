@@ -33,6 +33,7 @@ SMPI = {
     ("allreduce", 1 << 20): "all_reduce 1 MiB",
 }
 COLUMNS = ["superpod", "superpod through torch", "gloo", "Open MPI", "SMPI"]
+COPIES = {"clone_ms": "two processes clone the bytes", "warm_copy_ms": "... into touched memory"}
 Milliseconds = dict[str, float]
 
 
@@ -88,8 +89,8 @@ def gather(sizes: list[int], most: int) -> list[dict[str, Any]]:
         ]
         for call in CALLS:
             wall = {name: c.get(call) for name, c in zip(COLUMNS, columns, strict=True)}
-            copy = mine[call]["copy_ms"] or None
-            rows.append({"ranks": ranks, "call": call, "wall_ms": wall, "copy_ms": copy})
+            copied = {name: mine[call][name] or None for name in COPIES}
+            rows.append({"ranks": ranks, "call": call, "wall_ms": wall, **copied})
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -100,10 +101,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     def cell(value: float | None) -> str:
         return "–" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
-    head = ["ranks", "call", *COLUMNS, "plain copy of the bytes"]
+    head = ["ranks", "call", *COLUMNS, *COPIES.values()]
     lines = [f"| {' | '.join(head)} |", "|---:|---|" + "---:|" * (len(head) - 2)]
     for row in rows:
-        cells = [cell(row["wall_ms"][name]) for name in COLUMNS] + [cell(row["copy_ms"])]
+        cells = [cell(row["wall_ms"][name]) for name in COLUMNS] + [cell(row[name]) for name in COPIES]
         lines.append(f"| {row['ranks']} | {row['call']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

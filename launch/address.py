@@ -7,21 +7,20 @@ import shutil
 import socket
 from pathlib import Path
 
-from launch import paths, wire
+from launch import osproc, paths, wire
 
 
-def remove_dead_session(session: str) -> None:
-    """Remove the session directory of an mpirun that was killed (its name holds the process id)."""
-    pid = Path(session).name.rpartition(".")[2]
-    if pid.isdigit() and Path(session).name.startswith("ompi.") and not Path(f"/proc/{pid}").exists():
-        shutil.rmtree(session, ignore_errors=True)
+def mpirun_of(session: str) -> int:
+    """The process that a session directory of Open MPI is named after; 0 where it is none."""
+    name, _, pid = Path(session).name.rpartition(".")
+    return int(pid) if name == "ompi" and pid.isdigit() else 0
 
 
 def sweep_jobs(stem: str) -> None:
     """Remove what jobs of a killed server left, whose mpirun (named in the directory) is gone too."""
     for path in paths.SHM.glob(f"superpod-{os.getuid()}-{stem}-prterun-*"):
         pid = path.name.rpartition("@")[0].rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if pid.isdigit() and not osproc.is_alive(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
 
 

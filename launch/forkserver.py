@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import board, image, osproc, paths, warm, wire
-from launch.address import give_up_address, refuse, remove_dead_session, sweep_jobs
+from launch.address import give_up_address, mpirun_of, refuse, sweep_jobs
 from launch.jobtable import JobTable
 from launch.preload import fingerprint, preload
 from launch.template import MAX_MESSAGE, Template, hand_down, prepare, serves_replay
@@ -69,6 +69,7 @@ class Server:
         self.jobs: dict[str, _Job] = {}  # that still gather stubs, by namespace
         self.templates: dict[int, _Job] = {}
         self.private: set[int] = set()  # servers forked for runs that go on
+        self.sessions: dict[int, str] = {}  # directories of mpiruns whose jobs have ended, by pidfd
         self.fingerprint = fingerprint()
         self.sent = ""
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -90,12 +91,14 @@ class Server:
                 elif key.fileobj is self.owner:
                     if not self._hear_owner():
                         return self._shut_down()
+                elif key.fd in self.sessions:
+                    self._remove_session(key.fd)
                 else:
                     self._reap()
             self._report()
-            if busy or self.templates or self.private or self.owner:
+            if busy or self.templates or self.private or self.sessions or self.owner:
                 idle_since = time.monotonic()
-            if self.listener is None and not self.templates:
+            if self.listener is None and not self.templates and not self.sessions:
                 return None
             if time.monotonic() - idle_since > self.idle_s and self._leave():
                 return None
@@ -143,7 +146,7 @@ class Server:
             for f in (self.listener, self.selector, *(j.channel for j in self.jobs.values())):
                 if f is not None:
                     f.close()
-            for fd in (self.wake_r, self.wake_w):
+            for fd in (self.wake_r, self.wake_w, *self.sessions):
                 os.close(fd)
             server = Server(warm.become_private(message, files))
             server.command = command
@@ -213,7 +216,7 @@ class Server:
             ):
                 if f is not None:
                     f.close()
-            for fd in (self.wake_r, self.wake_w, *foreign):
+            for fd in (self.wake_r, self.wake_w, *self.sessions, *foreign):
                 os.close(fd)
             if accelerated is None:
                 accelerated = prepare(hello, table, str(shm), num_local)
@@ -255,7 +258,25 @@ class Server:
             time.sleep(0.002)
         if not self.shm:
             shutil.rmtree(job.shm, ignore_errors=True)
-            remove_dead_session(job.session)
+            self._await_mpirun(job.session)
+
+    def _await_mpirun(self, session: str) -> None:
+        """Remove the session directory when its mpirun has ended: one that was killed has left it. The job's
+        end may be noticed while the kernel still takes that process apart, or before its parent has asked."""
+        if not (pid := mpirun_of(session)):
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            shutil.rmtree(session, ignore_errors=True)
+        else:
+            self.sessions[fd] = session
+            self.selector.register(fd, selectors.EVENT_READ)
+
+    def _remove_session(self, fd: int) -> None:
+        self.selector.unregister(fd)
+        os.close(fd)
+        shutil.rmtree(self.sessions.pop(fd), ignore_errors=True)
 
     def _hear_owner(self) -> bool:
         assert self.owner is not None

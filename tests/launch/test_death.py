@@ -78,6 +78,17 @@ def test_killed_mpirun_takes_all_along(sandbox: Sandbox, how: str) -> None:
     sandbox.assert_clean()
 
 
+def test_a_killed_mpirun_that_nobody_has_waited_for_leaves_no_session(sandbox: Sandbox) -> None:
+    """Fails on a build that takes a process not yet waited for as one that lives and removes its own."""
+    p, ranks = start(sandbox, "mpirun")
+    assert list(sandbox.tmp.glob("ompi.*"))
+    os.kill(only(sandbox.processes("prterun")), signal.SIGKILL)
+    wait_for(gone(ranks))
+    wait_for(lambda: not list(sandbox.tmp.glob("ompi.*")))
+    assert p.wait() == -signal.SIGKILL
+    sandbox.assert_clean()
+
+
 @pytest.mark.parametrize("how", ["superpod", "cold", "mpirun"])
 def test_killed_fork_server_takes_all_along(place: Sandbox, how: str) -> None:
     sandbox = place

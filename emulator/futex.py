@@ -11,18 +11,17 @@ import numpy.typing as npt
 
 _WAIT, _WAKE = 0, 1
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_FUTEX, _LIBC = _NUMBERS[platform.machine()], ctypes.CDLL(None)
 
 
 def wait_while(word: npt.NDArray[np.int32], value: int) -> None:
     """Sleep until `word[0]` is no longer `value`; a wake-up without a change goes back to sleep."""
-    number, libc = _NUMBERS[platform.machine()], ctypes.CDLL(None, use_errno=True)
     address = ctypes.c_void_p(word.__array_interface__["data"][0])
     while word[0] == value:
-        libc.syscall(number, address, _WAIT, ctypes.c_int(value), None, None, 0)
+        _LIBC.syscall(_FUTEX, address, _WAIT, ctypes.c_int(value), None, None, 0)
 
 
 def wake_all(word: npt.NDArray[np.int32]) -> None:
     """Wake everyone who sleeps on `word`."""
-    number, libc = _NUMBERS[platform.machine()], ctypes.CDLL(None)
     address = ctypes.c_void_p(word.__array_interface__["data"][0])
-    libc.syscall(number, address, _WAKE, ctypes.c_int(2**31 - 1), None, None, 0)
+    _LIBC.syscall(_FUTEX, address, _WAKE, ctypes.c_int(2**31 - 1), None, None, 0)

@@ -83,8 +83,11 @@ class JobTable:
         wake_all(self._ends)
 
     def ends(self) -> tuple[int, list[int]]:
-        """Return a number for `wait_for_end`, and the local ranks that have ended."""
-        return int(self._ends[0]), np.flatnonzero(self._ended).tolist()
+        """Return a number for `wait_for_end`, and the local ranks that have ended.
+
+        (Of the comparison, which is a copy: NumPy refuses to list what changes while it counts.)
+        """
+        return int(self._ends[0]), np.flatnonzero(self._ended != 0).tolist()
 
     def wait_for_end(self, events: int) -> None:
         """Sleep until another rank ends than those `ends()` told with that number."""

@@ -33,7 +33,7 @@ def disagreement(tables: Bytes, members: Int64) -> UsageError:
         tables: uint8 [R, table bytes]. members: int64 [R], machine ranks.
     """
     texts = tables[:, HEAD_BYTES : HEAD_BYTES + TEXT_BYTES]
-    told = np.flatnonzero(texts[:, 0])
+    told = np.flatnonzero(texts[:, 0] != 0)
     if told.size:
         text = texts[told[0]].tobytes().rstrip(b"\0").decode(errors="replace")
         more = f" (and {told.size - 1} more ranks are in trouble)" if told.size > 1 else ""

@@ -23,7 +23,7 @@ import emulator
 from serving.ahead import common_parts
 from serving.job import ReplayJob
 from serving.limits import KV_BLOCK_TOKENS
-from serving.rank_main import build
+from serving.rank_parts import build
 from serving.request import RequestSpec
 
 PROMPT = 128

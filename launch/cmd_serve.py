@@ -20,38 +20,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from emulator.errors import SuperpodError, UsageError
 from launch import osproc
 from launch.clock_report import duration_and_clock
-from launch.cmd_run import check_pod, parse_set
-from launch.model_options import AcceptanceOption, MtpOption, QuantizationOption
-from launch.open_job import OpenOptions, open_plan
+from launch.cmd_run import check_pod
+from launch.open_job import open_plan
+from launch.option_class import takes
 from launch.outputs import write_out
-from launch.paging_options import (
-    DEFAULT_BLOCK,
-    Balancing,
-    ChunkedPrefill,
-    DpSize,
-    DramBlocks,
-    EpSize,
-    NumBlocks,
-    PoolPath,
-    PrefixCaching,
-    TpSize,
-    check_sizes,
-)
+from launch.paging_options import check_sizes
 from launch.pod import OpenPod, prepare
-from launch.ranks_option import ranks_option
-from launch.seed_option import seed_option
 from launch.serve_api import SETTINGS
+from launch.serve_options import ServeOptions
 from launch.vllm_options import check_unknown
 from launch.workplace import job_directory
 from serving.api.settings import ServerSettings, url_of
-from serving.decode.settings import split_overrides
 from serving.replay import Replay
 from serving.report import sum_fields
 
@@ -59,66 +45,11 @@ from serving.report import sum_fields
 def register(app: typer.Typer) -> None:
     """Add the `serve` command."""
     lenient = {"ignore_unknown_options": True, "allow_extra_args": True}  # refused one by one, by name
-    app.command("serve", no_args_is_help=True, context_settings=lenient)(serve_command)
+    command = takes(ServeOptions)(serve_command)
+    app.command("serve", no_args_is_help=True, context_settings=lenient)(command)
 
 
-def serve_command(
-    ctx: typer.Context,
-    model: Annotated[Path, typer.Argument(help="Checkpoint directory.")],
-    num_ranks: Annotated[int, ranks_option()],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="What clients call the model (several: the first answers).")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="SUPERPOD_API_KEY", help="Bearer key that clients must give.")
-    ] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(min=1, help="Most requests that wait for a first token; then 429.")
-    ] = None,
-    record: Annotated[Path | None, typer.Option(help="Write arrivals and aborts here, for replay.")] = None,
-    priced_as: Annotated[str, typer.Option(help="The model that is charged.")] = "deepseek-r1",
-    pod: Annotated[str, typer.Option(help="Machine profile: a name or a .toml file.")] = "cloudmatrix384",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Set a value of profile, priced model or library (repeatable)."
-        ),
-    ] = None,
-    seed: Annotated[int, seed_option("Of requests that give none.")] = 0,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests a rank runs at once.")] = 96,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a rank and step.")] = 2048,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Most tokens of prompt and answer (else what the model has).")
-    ] = None,
-    enable_prefix_caching: PrefixCaching = True,
-    enable_chunked_prefill: ChunkedPrefill = True,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = DEFAULT_BLOCK,
-    num_gpu_blocks_override: NumBlocks = None,
-    dram_blocks: DramBlocks = 0,
-    kv_pool_path: PoolPath = "ub",
-    load_balancing: Balancing = "least-tokens",
-    dp_size: DpSize = None,
-    tp_size: TpSize = 1,
-    ep_size: EpSize = None,
-    quantization: QuantizationOption = None,
-    mtp: MtpOption = 0,
-    mtp_acceptance: AcceptanceOption = None,
-    eplb: Annotated[
-        str | None, typer.Option(help="Balance experts while serving: xdeepserve or deepseek.")
-    ] = None,
-    eplb_step_interval: Annotated[
-        int | None, typer.Option(help="Steps between two balancings (else 32).")
-    ] = None,
-    redundant_experts: Annotated[int, typer.Option(min=0, help="Expert replicas beyond one each.")] = 0,
-    shared_experts: Annotated[str, typer.Option(help="local, or placed like routed ones.")] = "local",
-    memory_check: Annotated[bool, typer.Option(help="Refuse what a die cannot hold at priced size.")] = True,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", help="At the end write what was served here.")
-    ] = None,
-    progress: Annotated[bool, typer.Option("--progress", help="Show how the ranks start.")] = False,
-) -> int:
+def serve_command(ctx: typer.Context, options: ServeOptions) -> int:
     """Serve a checkpoint over HTTP: OpenAI's protocol, real tokens, emulated time.
 
     Live traffic is not deterministic: when a request reaches the engine depends on the host. What it then
@@ -126,48 +57,26 @@ def serve_command(
     times.
     """
     check_unknown(ctx.args, [option for each in ctx.command.params for option in each.opts])
-    settings, priced_settings = split_overrides(parse_set(overrides or []))
-    check_pod(num_ranks, pod, settings)
-    check_sizes(num_ranks, dp_size, tp_size, ep_size)
-    check_address(host, api_key)
-    options = OpenOptions(
-        priced_as=priced_as,
-        profile=pod,
-        overrides=settings,
-        seed=seed,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        enable_prefix_caching=enable_prefix_caching,
-        enable_chunked_prefill=enable_chunked_prefill,
-        block_size=block_size,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-        load_balancing=load_balancing,
-        priced_overrides=priced_settings,
-        dram_blocks=dram_blocks,
-        kv_pool_path=kv_pool_path,
-        quantization=quantization,
-        mtp=mtp,
-        mtp_acceptance=mtp_acceptance,
-        eplb=eplb,
-        eplb_step_interval=eplb_step_interval,
-        redundant_experts=redundant_experts,
-        shared_experts=shared_experts,
-        tp_size=tp_size,
-        memory_check=memory_check,
-        record=str(record.resolve()) if record else "",
+    pod_options = options.pod_options()
+    check_pod(options.num_ranks, options.pod, pod_options.overrides)
+    check_sizes(options.num_ranks, options.dp_size, options.tp_size, options.ep_size)
+    check_address(options.host, options.api_key)
+    plan, config, length = open_plan(options.model, options.num_ranks, pod_options)
+    server = ServerSettings(
+        str(options.model.resolve()),
+        tuple(options.served_model_name or [str(options.model)]),
+        options.num_ranks,
+        length,
+        config.vocab_size,
+        options.api_key,
+        options.max_queue,
+        options.seed,
     )
-    plan, config, length = open_plan(model, num_ranks, options)
-    with listening(host, port) as listener, job_directory() as own:
-        names = tuple(served_model_name or [str(model)])
-        vocabulary = config.vocab_size
-        server = ServerSettings(
-            str(model.resolve()), names, num_ranks, length, vocabulary, api_key, max_queue, seed
-        )
+    with listening(options.host, options.port) as listener, job_directory() as own:
         server.write(own.path / SETTINGS)
-        result = _Serving(plan, own.path, listener, progress).run()
-    if json_out is not None:
-        write_out("--json", json_out, json.dumps(result, indent=1) + "\n")
+        result = _Serving(plan, own.path, listener, options.progress).run()
+    if options.json_out is not None:
+        write_out("--json", options.json_out, json.dumps(result, indent=1) + "\n")
     return 0
 
 

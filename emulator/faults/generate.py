@@ -88,21 +88,36 @@ def generate(
     faults: list[Fault] = []
     after, left_ps = -1, None
     joins = any(kind == "join" for kind, _ in drawn)
+    dies_again = bool(kills) and seed % 18 == 0
+    deaths = sum(kind in KILLS for kind, _ in drawn) + dies_again
     for number, (kind, state) in enumerate(drawn):
         if joins and left_ps is None and kind not in TIMED:
-            moment = places.early(states[seed % len(states)], after)
-            left_ps = moment.ps
-            faults.append(_fault(f"{seed}:before", "leave", moment).model_copy(update={"duration_ps": None}))
-        begin = left_ps + _SETTLED_PS if kind == "join" and left_ps is not None else after
+            left, left_ps = _leaves(seed, 1 + deaths, states, after, places)
+            faults += left
+        begin = left_ps if kind == "join" and left_ps is not None else after
         if number == 0 and joins and kind in TIMED:
             moment = places.early(state, after, kind)
         else:
             moment = places.one(f"{seed}:{number}", state, begin, kind)
         after = moment.ps if number == 0 else after
         faults.append(_fault(f"{seed}:{number}", kind, moment))
-    if kills and seed % 18 == 0:
+    if dies_again:
         faults.append(_again(seed, kills, num_ranks, max(0, after)))
     return FaultPlan(faults, seed)
+
+
+def _leaves(
+    seed: int, count: int, states: Sequence[str], after: int, places: _Places
+) -> tuple[list[Fault], int]:
+    """Faults by which so many ranks leave for good, one after the other, and when the last has left: whoever
+    is out replaces the next who dies, and one more has to be out for somebody to join."""
+    faults = []
+    for turn in range(count):
+        moment = places.early(states[(seed + turn) % len(states)], after)
+        after = moment.ps + _SETTLED_PS
+        fault = _fault(f"{seed}:before{turn or ''}", "leave", moment)
+        faults.append(fault.model_copy(update={"duration_ps": None}))
+    return faults, after
 
 
 def timed(plan: FaultPlan, moments: Sequence[Moment]) -> FaultPlan:
@@ -148,8 +163,8 @@ def _begins_with_a_kill(seed: int) -> bool:
 
 
 def _others_of(seed: int) -> int:
-    """How many faults that are no kills a plan has: one beside a kill, else two; one more in every fourth."""
-    return (1 if _begins_with_a_kill(seed) else 2) + (seed % 4 == 1)
+    """How many faults that are no kills a plan has: one beside a kill, else two; one more in every second."""
+    return (1 if _begins_with_a_kill(seed) else 2) + seed % 2
 
 
 class _Places:

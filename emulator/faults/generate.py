@@ -56,7 +56,7 @@ def generate(
     moments: Sequence[Moment] = (),
     states: Sequence[str] = STATES,
 ) -> FaultPlan:
-    """Draw a plan of one to four faults.
+    """Draw a plan of one to five faults.
 
     Every fault meets a request in a state. In four plans of nine the first is a kill (where `kinds` has one);
     the others go round all pairs of kind and state, one pair after the other from plan to plan, so that any

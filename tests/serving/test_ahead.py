@@ -79,7 +79,7 @@ def test_a_rank_of_a_replay_holds_little_memory_of_its_own(job_directory: str) -
     """16 ranks: the largest median, over the run, of the anonymous memory each rank has for itself."""
     root = Path(__file__).parents[2]
     with tempfile.TemporaryDirectory(prefix="sp", dir="/tmp") as base:
-        options = ["-n", "16", "--model", f"{job_directory}/model", "--requests", "12", "--token-scale", "64"]
+        options = ["-n", "16", "--model", f"{job_directory}/model", "--requests", "24", "--token-scale", "64"]
         command = [sys.executable, "-m", "launch.cli", "replay", *options, "--no-memory-check"]
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -94,7 +94,7 @@ def test_a_rank_of_a_replay_holds_little_memory_of_its_own(job_directory: str) -
                 held = [anonymous_mb(pid) for pid in descendants(run.pid) if serves(pid, base)]
                 if len(held) >= 16:  # and the one they are forked from, which the median leaves out
                     medians.append(statistics.median(held))
-                time.sleep(0.1)
+                time.sleep(0.02)
         finally:
             run.kill()
         assert run.wait() == 0

@@ -9,7 +9,6 @@ emulator checks the program, not part of the machine.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -157,14 +156,6 @@ def _value(field: int, value: int) -> str:
 def absent(calls: Int64, call: int, members: Sequence[int]) -> list[int]:
     """Ranks of the machine that have not entered `call`; `calls`: int64 [g], the last each has entered."""
     return sorted(members[place] for place in np.flatnonzero(calls < call).tolist())
-
-
-def number_in(table: Sequence[str], name: str, what: str, call: str) -> int:
-    """Place of a name in one of the tables. Raises: UsageError."""
-    if name not in table:
-        near = (difflib.get_close_matches(str(name), table, n=1, cutoff=0.0) or [table[0]])[0]
-        raise UsageError(f"{call}: {what} {name!r} is not one of {', '.join(table)}; nearest: {near}")
-    return table.index(name)
 
 
 def mismatch(group: str, descriptor: Descriptor, text: str, **fields: Any) -> CollectiveMismatchError:

@@ -23,6 +23,7 @@ from collectives.select import ENVIRONMENT_KEY, Choice, Link, checked, choose, c
 from collectives.work import Work
 from emulator.engine.api import NODE, POD
 from emulator.errors import SizeError, UsageError
+from memsem.whole import is_whole
 
 Int64 = npt.NDArray[np.int64]
 Counts = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -74,11 +75,6 @@ def key_of(kind: str, how: How, *facts: Any) -> Any:
     charge, known = how.get("charge_bytes"), how.keys() <= _KEYWORDS
     apart = bool(how.get("async_op"))
     return kind, how.get("algorithm"), type(charge), charge, how.get("dtype"), known, apart, facts
-
-
-def is_whole(value: Any) -> bool:
-    """Whether it is an integer, NumPy's too; a bool is none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def whole_numbers(group: Group, kind: str, name: str, values: Counts) -> Int64:

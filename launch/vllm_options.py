@@ -8,7 +8,6 @@ from typing import Final
 from emulator.errors import UsageError
 from emulator.profile import nearest
 
-_REAL: Final = "the emulated machine has no such memory or kernel of its own to set"
 _ONLY: Final = "there is one way here"
 REFUSED: Final[dict[str, str]] = {
     "--allowed-origins": "put a proxy in front of the server",

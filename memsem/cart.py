@@ -17,8 +17,9 @@ from typing import Self
 
 from memsem.datatypes import UNDEFINED
 from memsem.message import Comm
-from memsem.mpi_errors import ERR_ARG, ERR_DIMS, failure, is_whole
+from memsem.mpi_errors import ERR_ARG, ERR_DIMS, failure
 from memsem.status import PROC_NULL
+from memsem.whole import is_whole
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:

@@ -14,9 +14,10 @@ from emulator.engine.reports import ranges
 from memsem import agreement
 from memsem.datatypes import UNDEFINED
 from memsem.endpoint import CONTEXTS, Endpoint
-from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_GROUP, ERR_OTHER, ERR_RANK, ERR_TAG, failure, is_whole
+from memsem.mpi_errors import ERR_ARG, ERR_COMM, ERR_GROUP, ERR_OTHER, ERR_RANK, ERR_TAG, failure
 from memsem.mpi_group import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
 from memsem.status import ANY_SOURCE, ANY_TAG, LARGEST_TAG, PROC_NULL
+from memsem.whole import is_whole
 
 COMM_TYPE_SHARED = 0
 WORLD_ID, SELF_ID = 0, 1

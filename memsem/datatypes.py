@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memsem.mpi_errors import ERR_ARG, ERR_TYPE, failure, is_whole
+from memsem.mpi_errors import ERR_ARG, ERR_TYPE, failure
+from memsem.whole import is_whole
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

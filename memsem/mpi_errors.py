@@ -12,8 +12,6 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-import numpy as np
-
 from emulator.errors import UsageError
 
 SUCCESS = 0
@@ -110,8 +108,3 @@ def failure(code: int, detail: str, **fields: Any) -> builtins.Exception:
     """
     where = f" (rank {fields['rank']}, {fields['now_ps']} ps)" if {"rank", "now_ps"} <= fields.keys() else ""
     return Exception(f"{Get_error_string(code)}: {detail}{where}", code=code, **fields)
-
-
-def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number, of Python or NumPy; a truth value is none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

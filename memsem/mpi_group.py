@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Self
 
 from memsem.datatypes import UNDEFINED
-from memsem.mpi_errors import ERR_ARG, ERR_GROUP, ERR_RANK, failure, is_whole
+from memsem.mpi_errors import ERR_ARG, ERR_GROUP, ERR_RANK, failure
 from memsem.status import PROC_NULL
+from memsem.whole import is_whole
 
 IDENT, CONGRUENT, SIMILAR, UNEQUAL = 0, 1, 2, 3
 

@@ -277,11 +277,6 @@ class Operations:
 
     # --- the race checker's records ---------------------------------------------------------------------
 
-    def note_message(self, kind: Kind, peer: int, number: int) -> None:
-        """Tell the checker of a message: Kind.SEND to `peer`, or Kind.RECEIVE from it, number `number` of
-        those between the two. What the sender had complete is then complete for the receiver."""
-        self.note(kind, home=peer, low=number)
-
     def note(self, kind: Kind, **fields: int) -> int:
         """Record what I do, if anybody looks; returns the record's number, -1 without."""
         return -1 if self.check is None else self.check.add(kind, self.device.now_ps, **fields)

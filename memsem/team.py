@@ -13,13 +13,12 @@ Source: OpenSHMEM 1.5, 9.4; the barrier is a dissemination barrier, ceil(log2 n)
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from emulator import Device
 from emulator.errors import SizeError, StateError, UsageError, misuse
 from memsem.operations import Operations
+from memsem.whole import is_whole
 from memsem.window import Window
 
 BLOCKS = 62
@@ -61,10 +60,6 @@ class World:
         self.team = Team(self, tuple(range(device.num_ranks)), 0)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 class Team:
     """A team of ranks. Made by `Team.world` and the splits.
 
@@ -96,7 +91,7 @@ class Team:
         Raises:
             SizeError: no such rank here.
         """
-        if not _is_whole(rank) or not 0 <= rank < self.size:
+        if not is_whole(rank) or not 0 <= rank < self.size:
             raise self._error(SizeError, f"team: no rank {rank}; ranks are 0 to {self.size - 1}", rank)
         member = self.members[rank]
         return other.members.index(member) if member in other.members else None
@@ -119,9 +114,9 @@ class Team:
         Raises:
             SizeError: negative color. StateError: no signal words are left, or the team is freed.
         """
-        if color is not None and not (_is_whole(color) and 0 <= color <= _LARGEST):
+        if color is not None and not (is_whole(color) and 0 <= color <= _LARGEST):
             raise self._error(SizeError, f"team: a color is 0 or more, or None; got {color!r}", color)
-        if not _is_whole(key) or abs(key) > _LARGEST:
+        if not is_whole(key) or abs(key) > _LARGEST:
             raise self._error(SizeError, f"team: a key is a whole number within {_LARGEST}; got {key!r}", key)
         mine = NO_TEAM if color is None else color
         rows = self._exchange(mine, key, 0)
@@ -135,7 +130,7 @@ class Team:
         Raises:
             SizeError: members that are not here, or ranks that give different arguments.
         """
-        if not all(map(_is_whole, (start, stride, size))):
+        if not all(map(is_whole, (start, stride, size))):
             message = f"team: start, stride and size are whole numbers, got {(start, stride, size)}"
             raise self._error(SizeError, message, (start, stride, size))
         last = start + stride * (size - 1)

@@ -18,7 +18,6 @@ SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "ppc64le": 355, 
 SLICE_NS = 100_000
 FUTEX_WAIT, FUTEX_WAKE, FUTEX_WAIT_BITSET = 0, 1, 9
 PR_SET_TIMERSLACK = 29
-MUTEX_BYTES = 64
 
 
 class Timespec(ctypes.Structure):

@@ -35,7 +35,6 @@ _SHARES = (
     "plans_with_8_in_flight",
     "mean_goodput_lost",
 )
-SURVIVABLE_SHARE = 0.95
 
 
 def in_flight(served: Served, specs: Sequence[RequestSpec], at_ps: int) -> int:

@@ -27,7 +27,7 @@ _QPNS = (1 << 24) - 1
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number."""
+    """Whether a value is a whole number; a truth value is one, as in C (`memsem.whole` is for the others)."""
     return isinstance(value, int | np.integer)
 
 

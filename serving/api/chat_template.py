@@ -36,9 +36,6 @@ class _Generation(Extension):
         return text
 
 
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-
-
 class ChatTemplate:
     """One compiled template; texts of the named special tokens are its variables.
 

@@ -90,9 +90,6 @@ class PrefixIndex:
         """The longest cached path of a named prefix; empty for an unknown name."""
         return self.match(self._names.get(name, ()))
 
-    def forget_name(self, name: Hashable) -> None:
-        self._names.pop(name, None)
-
     def child(self, parent: Node, key: bytes) -> Node:
         """The node of a block after `parent`, made if it is new."""
         node = parent.children.get(key)

@@ -124,6 +124,9 @@ class Call:
 
         Args:
             nbytes: priced, of what `select.choose` says.
+
+        Raises:
+            UsageError: an algorithm that this operation, or a group of these ranks, does not have.
         """
         group, kind = self.group, self.kind
         wanted, why = self.how.get("algorithm"), "asked for by the call"

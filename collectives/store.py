@@ -265,7 +265,11 @@ class SharedStore:
         return take_pieces(self.areas[call % 2], ranks * self.stride + offsets, sizes)
 
     def publish_dense(self, call: int, sizes: Int64, raw: Bytes) -> None:
-        """Publish my part of what lies one rank after the other, sizes[rank] bytes each."""
+        """Publish my part of what lies one rank after the other, sizes[rank] bytes each: uint8 [sizes[me]].
+
+        Raises:
+            SizeError: more bytes than the areas of all ranks have. UsageError: as `check_room`.
+        """
         ends = np.cumsum(sizes)
         self.check_room(int(ends[-1]))
         if ends[-1] > self.size * self.stride:
@@ -278,7 +282,11 @@ class SharedStore:
         return self.areas[call % 2][: int(sizes.sum())]
 
     def check_room(self, nbytes: int) -> None:
-        """See that what all ranks publish fits: a full `/dev/shm` would kill ranks by SIGBUS."""
+        """See that what all ranks publish fits: a full `/dev/shm` would kill ranks by SIGBUS.
+
+        Raises:
+            UsageError: more bytes than are free.
+        """
         if nbytes <= self._checked:
             return
         status = os.statvfs(os.path.dirname(self._path) or ".")

@@ -212,7 +212,7 @@ class Fabric:
         return Shape(start, Unit.NIC, unit, landing, self._ps["rdma.cqe_us"], Plane.RDMA)
 
     def urma(self, opcode: str, nbytes: int, cls: int) -> Shape:
-        """Return the shape of an URMA work request on the UB plane; opcodes as `verbs`."""
+        """Return the shape of an URMA work request on the UB plane; opcodes and errors as `verbs`."""
         side, cqe = self._ps["urma.side_us"], self._ps["rdma.cqe_us"]
         unit, landing = self._ps["urma.gap_us"], side
         if opcode in ("write", "send"):

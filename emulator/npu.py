@@ -55,6 +55,9 @@ class PriceList:
             kernel: a key of `KERNEL_PEAKS`.
             ops: operations, a multiply and an add being two; >= 0.
             num_bytes: bytes moved to or from HBM; >= 0.
+
+        Raises:
+            UsageError: a negative number, or no such kernel.
         """
         if ops < 0 or num_bytes < 0:
             raise UsageError(

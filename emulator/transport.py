@@ -158,7 +158,7 @@ class Transport:
         return memory
 
     def mapped(self, area: Area) -> Bytes:
-        """The area of all ranks, uint8[num_ranks, size]; only under `shared`."""
+        """The area of all ranks, uint8[num_ranks, size]. Raises InternalError: not `shared`."""
         if self.kind != "shared":
             raise InternalError("the rma transport maps no remote memory")
         return self._areas[area]

@@ -145,7 +145,11 @@ class Communicator:
         return type(self)(None, -1, ()) if color == UNDEFINED else made
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Self:
-        """Return the communicator of those on my node (COMM_TYPE_SHARED), or null for UNDEFINED."""
+        """Return the communicator of those on my node (COMM_TYPE_SHARED), or null for UNDEFINED. Collective.
+
+        Raises:
+            Exception: ERR_ARG, another split type, or a key that is no number of C's int.
+        """
         if split_type not in (COMM_TYPE_SHARED, UNDEFINED):
             raise failure(ERR_ARG, f"split type {split_type}: only COMM_TYPE_SHARED", value=split_type)
         device = self.endpoint.device

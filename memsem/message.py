@@ -215,6 +215,9 @@ class Comm(Transfers):
         Args:
             buf: memory, or a number of bytes, that bounds the pickle's length: 32 KiB by default, and a
                 longer message ends with ERR_TRUNCATE, as under mpi4py.
+
+        Raises:
+            Exception: ERR_ARG, a negative number of bytes; ERR_RANK, ERR_TAG: no such source or tag.
         """
         size = IRECV_BYTES if buf is None else buf if isinstance(buf, int) else parse(buf, True).nbytes
         if size < 0:

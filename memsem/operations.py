@@ -118,7 +118,7 @@ class Operations:
         return self._windows
 
     def enter(self, calls: int = 1) -> None:
-        """Begin calls into windows: refuse another thread, count them."""
+        """Begin calls into windows: count them. Raises: UsageError, another thread than the first one's."""
         device = self.device
         if threading.get_ident() != self._thread:
             message = "window: a rank's windows belong to the thread that made the first one"

@@ -118,13 +118,16 @@ class Request:
 
     @property
     def endpoint(self) -> Endpoint:
+        """The rank's endpoint, of the communicator it was started on."""
         assert self._comm is not None
         return self._comm.endpoint
 
     def is_active(self) -> bool:
+        """Whether it was started and has not been ended by a wait, a test or a free."""
         return bool(self.operations)
 
     def is_ready(self) -> bool:
+        """Whether a wait would return at once; an inactive request is ready."""
         return all(operation.done for operation in self.operations)
 
     def _clear(self) -> None:
@@ -152,6 +155,7 @@ class Request:
         return error, decode() if decode else None
 
     def finish(self, status: Status | None) -> Any:
+        """End it and return its object, if it has one. Raises: Exception, as `failed` says."""
         call = self.operations[-1] if self.operations else Operation()
         error, thing = self.settle(status)
         if error:
@@ -159,6 +163,7 @@ class Request:
         return thing
 
     def failed(self, error: int, of: Operation) -> BaseException:
+        """Return the exception of a message that was longer than its room."""
         device = self.endpoint.device
         return failure(
             error,

@@ -67,7 +67,14 @@ def take_some(requests: Sequence[Request], statuses: Statuses) -> tuple[list[int
 
 
 def take(requests: Sequence[Request], indices: Sequence[int], statuses: Statuses) -> list[Any]:
-    """End the requests at `indices`; `statuses` is filled from the start and made long enough."""
+    """End the requests at `indices`; `statuses` is filled from the start and made long enough.
+
+    Returns:
+        What each of them received, in the order of `indices`; None where that is no object.
+
+    Raises:
+        Exception: ERR_IN_STATUS, some failed; all are over, and each one's error is in its status.
+    """
     things, failed = [], []
     for place, index in enumerate(indices):
         status = Status()

@@ -270,7 +270,12 @@ class Buffer(Tuning):
     # --- rank mask ----------------------------------------------------------------------------------------
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = True) -> None:
-        """Leave a rank of the group out of my low-latency calls from now on, or take it in again."""
+        """Leave a rank of the group out of my low-latency calls from now on, or take it in again.
+
+        Raises:
+            StateError: made without `enable_shrink`.
+            UsageError: no rank of the group, or my own.
+        """
         if not self.enable_shrink:
             raise StateError("Buffer: the rank mask needs enable_shrink=True")
         if not 0 <= rank_to_mask < self.group_size or rank_to_mask == self.rank:
@@ -288,7 +293,7 @@ class Buffer(Tuning):
     # --- others -------------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
-        """Give the memory back; all ranks of the machine."""
+        """Give the memory back; all ranks of the machine. Raises: StateError, not `explicitly_destroy`."""
         if not self.explicitly_destroy:
             raise StateError("Buffer: destroy needs explicitly_destroy=True")
         for part in (self._area, None if self._low is None else self._low[1]):

@@ -60,7 +60,11 @@ def popularity(
 
 
 def draw(p: Float64, tokens: int, topk: int, rng: np.random.Generator) -> Int64:
-    """Return int64 [tokens, topk], different experts a token, ascending, in proportion to p [experts]."""
+    """Return int64 [tokens, topk], different experts a token, ascending, in proportion to p [experts].
+
+    Raises:
+        UsageError: fewer experts than `topk`, or none asked for.
+    """
     if not 1 <= topk <= p.size:
         raise UsageError(f"routing: topk {topk} of {p.size} experts; choose 1 to {p.size}")
     scores = np.log(p) + rng.gumbel(size=(tokens, p.size))
@@ -125,6 +129,9 @@ def from_gate(
 
     Returns:
         int64 [tokens, topk] ascending; float32 [tokens, topk], scores over their sum.
+
+    Raises:
+        UsageError: the groups do not divide the experts, or those kept hold fewer than `topk`.
     """
     tokens, experts = logits.shape
     if groups < 1 or experts % groups or not 1 <= limit <= groups or limit * (experts // groups) < topk:

@@ -202,7 +202,7 @@ class ExpertParallel:
         return Posted(sent, handle.batch, handle, weights)
 
     def finish_combine(self, posted: Posted) -> Float32:
-        """The second half of `combine`."""
+        """The second half of `combine`, with its result. Raises: UsageError, posted as a dispatch."""
         if posted.handle is None or posted.weights is None:
             raise UsageError("combine: this was posted as a dispatch; finish it with finish_dispatch")
         raw, order = self.moves.finish_combine(posted.sent, posted.handle.route.pairs)

@@ -204,7 +204,11 @@ def low_latency_row(hidden: int, fp8: bool = True) -> int:
 
 def low_latency_buffer(max_tokens: int, hidden: int, ranks: int, experts: int) -> int:
     """Bytes a rank's low-latency buffers take: for dispatch E * max_tokens messages, sent and received, for
-    combine the same, all doubled. (DeepEP `LowLatencyLayout`; the larger of fp8 and bf16 messages.)"""
+    combine the same, all doubled. (DeepEP `LowLatencyLayout`; the larger of fp8 and bf16 messages.)
+
+    Raises:
+        UsageError: the experts do not divide among the ranks.
+    """
     row = 16 + 2 * hidden
     if experts % ranks:
         raise UsageError(f"{experts} experts do not divide among {ranks} ranks")

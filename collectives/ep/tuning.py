@@ -44,7 +44,7 @@ class Tuning:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """How many SMs DeepEP would use; even. Of no effect here."""
+        """How many SMs DeepEP would use. Of no effect here. Raises: UsageError, odd or below 2."""
         if new_num_sms < 2 or new_num_sms % 2:
             raise UsageError(f"set_num_sms: an even number of at least 2, got {new_num_sms}")
         Tuning.num_sms = new_num_sms

@@ -105,10 +105,12 @@ class Geometry:
 
     @property
     def metadata_bytes(self) -> int:
+        """Bytes of all fields of all rings."""
         return self.rings * self.cores * DIRECTIONS * FIELD_BYTES
 
     @property
     def ring_bytes(self) -> int:
+        """Bytes of one ring's slots."""
         return self.slots * self.slot_bytes
 
     @property

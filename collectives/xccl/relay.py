@@ -84,6 +84,10 @@ class A2E(RelayBase):
 
         Args:
             weights: float32 [T, topk], contiguous.
+
+        Raises:
+            StateError: `sent` is not what is out.
+            InternalError: other rows came back than were sent.
         """
         lane, costs = self._lane(sent.micro_batch, "e2a_receive", ("attention",)), costs or self._e2a
         if not lane.is_open or sent.event != lane.event:
@@ -103,7 +107,11 @@ class A2E(RelayBase):
     # --- experts ----------------------------------------------------------------------------------------
 
     def a2e_receive(self, micro_batch: int = 0, costs: RelayCosts | None = None) -> Arrived:
-        """Wait for the next rows; a trampoline also sends on what is for others. Expert dies call it."""
+        """Wait for the next rows; a trampoline also sends on what is for others. Expert dies call it.
+
+        Raises:
+            StateError: the rows before wait for their `e2a_send`.
+        """
         lane, costs = self._lane(micro_batch, "a2e_receive", ("trampoline", "expert")), costs or self._a2e
         if lane.is_open:
             raise self._state(
@@ -139,6 +147,9 @@ class A2E(RelayBase):
 
         Args:
             y: float32 [R, hidden], in the order of `arrived.rows`.
+
+        Raises:
+            StateError: `arrived` is not what this rank has open.
         """
         lane, costs = (
             self._lane(arrived.micro_batch, "e2a_send", ("trampoline", "expert")),

@@ -75,6 +75,7 @@ class SendSide:
 
     @property
     def all_posted(self) -> bool:
+        """Whether every wave has been stored in the ring."""
         return self.posted == len(self.waves)
 
     @property
@@ -158,6 +159,7 @@ class ReceiveSide:
 
     @property
     def is_done(self) -> bool:
+        """Whether every wave has been copied out."""
         return bool(self.waves) and self.emptied == len(self.waves)
 
     def _ahead(self, field: Field) -> int:

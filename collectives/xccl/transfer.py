@@ -68,7 +68,7 @@ class Transfer(ABC):
         return self._owner.withdraw(self, error)
 
     def test(self) -> bool:
-        """Whether it is done now; moves on whatever can."""
+        """Whether it is done now; moves on whatever can. Raises: as `wait`."""
         self._owner.progress()
         if self.error is not None:
             raise self.error

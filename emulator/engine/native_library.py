@@ -80,7 +80,7 @@ def library_for(keep_going: bool) -> str | None:
 
 @cache
 def load(path: str | None = None) -> Any:
-    """The core as a ctypes library; `path` for another build of it."""
+    """The core as a ctypes library; `path` for another build of it. Raises UsageError: it was not built."""
     found = path or library_path()
     if not found:
         raise UsageError(

@@ -26,7 +26,7 @@ def read_plan(path: str | Path) -> FaultPlan:
 
 
 def parse_plan(text: str, name: str = "fault plan", is_json: bool = False) -> FaultPlan:
-    """Read a plan's text; `name` is what errors call it."""
+    """Read a plan's text; `name` is what errors call it. Raises UsageError, with the line where it can."""
     try:
         values = json.loads(text) if is_json else tomllib.loads(text)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:

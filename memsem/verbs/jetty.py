@@ -179,6 +179,7 @@ class Jetty(QP):
 
     @property
     def id(self) -> tuple[int, int]:
+        """What another rank needs to import the jetty: rank and queue pair number."""
         return self.context.rank, self.qp_num
 
     def bind_jetty(self, target: TargetJetty) -> None:

@@ -120,10 +120,12 @@ class QueuePair(Resource):
 
     @property
     def outstanding_sends(self) -> int:
+        """Send requests that were posted and whose completions have not come."""
         return self.sends.outstanding
 
     @property
     def outstanding_recvs(self) -> int:
+        """Receive requests that were posted and whose completions have not come."""
         return self.receives.outstanding
 
     # --- states -----------------------------------------------------------------------------------------

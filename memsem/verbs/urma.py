@@ -250,10 +250,12 @@ class Segment(MR):
 
     @property
     def tag(self) -> int:
+        """Token and key in one 64-bit word."""
         return self.token << 32 | self.rkey
 
     @property
     def price(self) -> str:
+        """Name of what registering one costs in the profile."""
         return "register"
 
     @property

@@ -102,6 +102,7 @@ class RecvWR:
 
     @property
     def num_sge(self) -> int:
+        """Scatter/gather elements."""
         return len(self.sg)
 
     def __iter__(self) -> Iterator[RecvWR]:
@@ -152,6 +153,7 @@ class SendWR:
 
     @property
     def num_sge(self) -> int:
+        """Scatter/gather elements."""
         return len(self.sg)
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:

@@ -14,15 +14,13 @@ import typer
 from rich.console import Console
 
 from emulator.clock import clock_said
-from emulator.errors import SuperpodError
-from launch import paths, run
-from launch.cmd_replay import _RANK_BYTES, _STOPPED, _host
+from launch import paths
 from launch.cmd_run import check_choice, check_pod, parse_set
 from launch.helper import Helper
 from launch.outputs import write_out
 from launch.ranks_option import ranks_option
-from launch.replay_progress import replay_progress
 from launch.seed_option import seed_option
+from launch.serving_ranks import host_facts, run_ranks
 from launch.workplace import job_directory
 from serving.decode.report import result_of
 from serving.decode.settings import (
@@ -116,37 +114,14 @@ def _run(
     plan: DecodePlan, own: paths.RunDirectory, opening: Helper, transport: str, progress: bool
 ) -> dict[str, Any]:
     """Run the ranks and merge what they say; raises SuperpodError when they ended otherwise than well."""
-    directory, num_ranks = own.path, plan.job.num_ranks
+    directory = own.path
     plan.job.write(directory)
     write_requests(directory, plan.specs)
-    machine = {
-        "profile": plan.job.profile,
-        "set": plan.job.overrides,
-        "seed": plan.job.seed,
-        "transport": transport,
-        "report": str(directory / "machine.json"),
-        **plan.machine_bytes,
-    }
-    with replay_progress(directory, num_ranks, len(plan.specs), progress):
-        ended = run.run_job(
-            num_ranks,
-            ["-m", "serving", str(directory)],
-            machine,
-            progress=progress,
-            measure_memory=True,
-            rank_bytes=_RANK_BYTES,
-            shm_bytes=num_ranks * plan.touched_bytes,
-            started_s=run.command_start_s(),
-            before_ranks=opening.wait,
-        )
-    if ended.exit_code in _STOPPED:
-        raise typer.Exit(ended.exit_code)
-    if ended.exit_code:
-        raise SuperpodError(f"the ranks ended with exit code {ended.exit_code}")
+    ended = run_ranks(plan, directory, transport, opening, progress=progress)
     report = json.loads((directory / "machine.json").read_text())
     result = result_of(plan, read_results(directory))
     kept = {key: report[key] for key in ("trace_sha256", "virtual_duration_s", "wall") if key in report}
-    return result | kept | {"host": _host(ended, report)}
+    return result | kept | {"host": host_facts(ended, report)}
 
 
 def _tell(result: dict[str, Any], json_out: Path | None, show_inputs: bool) -> int:

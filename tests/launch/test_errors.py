@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox import Sandbox
+from sandbox import Sandbox, listed
 
 from emulator.errors import UsageError
 from launch.cmd_run import merged_config
@@ -171,7 +171,7 @@ time.sleep(60)
 @pytest.mark.parametrize("how", ["superpod", "mpirun"])
 def test_spill_files_of_killed_ranks_are_removed(sandbox: Sandbox, how: str) -> None:
     def spilled() -> set[Path]:
-        return set(Path("/dev/shm").rglob("*-spill-*"))
+        return set(listed(Path("/dev/shm"), "**/*-spill-*"))
 
     before, program = spilled(), write(sandbox, SPILLING)
     command = {"superpod": sandbox.superpod, "mpirun": sandbox.forked}[how]

@@ -6,6 +6,7 @@ tokens), a draft state kept over a preemption, draft rows of lost chunks, reject
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,3 +120,24 @@ def test_the_layers_own_drafts_are_verified(
         for r in record.requests:
             digest = record.logits[r.spec.request_id].hexdigest()
             assert (tuple(r.outputs), digest) == reference[r.spec.request_id]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_drafts_where_ranks_have_uneven_shares(
+    drafting_model: str, tiny_priced: str, reference: dict[int, Any], count: int
+) -> None:
+    """vllm-ascend #16799: drafts crashed where ranks had unequal loads. Four ranks of which three, one or
+    none have nothing to do all along, and all end at different steps; every rank hosts its experts of the
+    draft layers. Mutation seen to fail here: an idle rank leaves the draft layers' exchanges
+    out."""
+    limits = SchedulerLimits(24, 3, 4096, 163_840, 60, BLOCK, 60 * BLOCK, 2)
+    placement = place_experts(4, 16, 2, PlacementOptions())
+    wanted = (10, 1, 6, 2, 9)
+    specs = [replace(s, max_output=m) for s, m in zip(workload()[:count], wanted, strict=False)]
+    ends = run_pod(
+        drafting_model, specs, placement, limits, load_priced(tiny_priced), None, None, OwnDrafter()
+    )
+    busy = [record for record, _, _ in ends if record.requests]
+    assert len(busy) == min(count, 4)
+    answers = {r.spec.request_id: tuple(r.outputs) for record in busy for r in record.requests}
+    assert answers == {s.request_id: reference[s.request_id][0][: s.max_output] for s in specs}

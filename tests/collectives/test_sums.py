@@ -120,7 +120,7 @@ def _until_the_first_ends(all_sums: list[Sums], call: int) -> float:
     assert list(marks[:, _BEGUN]) == [call, 0, call] and not ended
     began = time.monotonic()
     all_sums[1].add_all(call, lambda rows: rows[0])
-    thread.join(10)
+    thread.join(60)
     assert (ended[0] == 111).all()
     return time.monotonic() - began
 

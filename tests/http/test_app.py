@@ -33,6 +33,13 @@ def spoken(tokenizer: Tokenizer, text: str) -> Callable[[FeedRequest], list[int]
     return lambda request: [*tokenizer.encode(text, False), *([5] * 60)]
 
 
+async def until(what: Callable[[], bool]) -> None:
+    """Let others run until something is so."""
+    async with asyncio.timeout(60):
+        while not what():
+            await asyncio.sleep(0.002)
+
+
 def with_app(app: Any, use: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
     """Run `use` with a client of the app."""
 
@@ -248,7 +255,7 @@ def test_queue_aborts_and_the_end() -> None:
     async def use(client: httpx.AsyncClient) -> None:
         body = {"prompt": [1], "max_tokens": 2}
         tasks = [asyncio.ensure_future(client.post(COMPLETIONS, json=body)) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        await until(lambda: len(engine.requests) == 2)
         refused = await client.post(COMPLETIONS, json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert refused.headers["retry-after"]
@@ -256,7 +263,7 @@ def test_queue_aborts_and_the_end() -> None:
         assert [(await task).status_code for task in tasks] == [200, 200]
         engine.paused = True
         lasting = asyncio.ensure_future(client.post(COMPLETIONS, json=body))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(engine.requests) == 3)
         client_of.lose("the ranks are gone")
         answer = await lasting
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the ranks are gone")
@@ -298,13 +305,13 @@ def test_a_client_that_leaves_is_aborted(stream: bool, after_first: bool) -> Non
             "headers": [], "server": ("t", 80),
         }  # fmt: skip
         task = asyncio.ensure_future(app(scope, receive, send))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(engine.requests) == 2)
         if after_first:
             engine._say(engine.requests[0], [3], None)
             await asyncio.sleep(0.05)
         left.set()
-        await asyncio.wait_for(task, 5)
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(task, 60)
+        await until(lambda: len(engine.aborted) == 2)
         assert sorted(engine.aborted) == [0, 1]
         counts = app.state.client.counts
         assert (counts.accepted, counts.ended, counts.aborted) == (2, 2, 2)

@@ -132,9 +132,11 @@ class Sandbox:
 
     def clear(self) -> None:
         """Remove what a failed test has left, so that later tests are not blamed for it."""
-        for pid in self._left_processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while left := self._left_processes():  # none may make another file
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
         for name in self._left_files():
             shutil.rmtree(name, ignore_errors=True)
 
@@ -145,7 +147,7 @@ class Sandbox:
         self.started.add(str(process.pid))
         return process
 
-    def run(self, command: list[str], timeout: float = 90, input: str | None = None, **options: Any) -> Any:
+    def run(self, command: list[str], timeout: float = 150, input: str | None = None, **options: Any) -> Any:
         if input is not None:
             options["stdin"] = subprocess.PIPE
         p = self.popen(command, **options)
@@ -199,7 +201,7 @@ class Sandbox:
 
     def _left_files(self) -> list[str]:
         if self.grounds is None:
-            return [str(p) for p in self.tmp.iterdir() if p != self.pids_dir]
+            return [str(p) for p in listed(self.tmp, "**/*") if self.pids_dir not in (p, *p.parents)]
         servers = "\0".join(_command_line(p).decode() for p in self.processes("launch.forkserver"))
         runtime = [p for p in listed(self.tmp, "superpod-*/*") if p.stem not in servers]
         others = [p for p in self.tmp.iterdir() if not p.name.startswith(("superpod-", "pids-"))]

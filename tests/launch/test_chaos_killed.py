@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sandbox import BIN, Sandbox, wait_for
 
-pytestmark = [pytest.mark.multirank, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(280)]
 
 
 @pytest.mark.parametrize("signum", [pytest.param(signal.SIGTERM, marks=pytest.mark.sweep), signal.SIGKILL])
@@ -16,12 +16,12 @@ def test_a_killed_chaos_leaves_no_rank(sandbox: Sandbox, signum: signal.Signals)
     run removes."""
     words = ["chaos", "-n", "4", "--requests", "60", "--seeds", "50", "--no-shrink"]
     command = sandbox.popen([str(BIN / "superpod"), *words])
-    wait_for(lambda: sandbox.processes("prterun"))
+    wait_for(lambda: sandbox.processes("prterun"), 180)
     (mpirun,) = sandbox.processes("prterun")[:1]
     os.kill(command.pid, signum)
-    command.wait(10)
-    wait_for(lambda: not Path(f"/proc/{mpirun}").exists(), 10)
-    wait_for(lambda: not list(Path("/dev/shm").glob(f"superpod-*-prterun-*-{mpirun}@*")), 10)
+    command.wait(60)
+    wait_for(lambda: not Path(f"/proc/{mpirun}").exists())
+    wait_for(lambda: not list(Path("/dev/shm").glob(f"superpod-*-prterun-*-{mpirun}@*")))
     if signum == signal.SIGKILL:
         program = sandbox.pids_dir / "nothing.py"
         program.write_text("")

@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest, how: str) -> Sandbox:
 def test_killed_rank_ends_the_job_with_its_signal(sandbox: Sandbox, how: str) -> None:
     p, ranks = start(sandbox, how)
     os.kill(ranks[5], signal.SIGKILL)
-    assert p.wait(30) == 128 + signal.SIGKILL
+    assert p.wait(60) == 128 + signal.SIGKILL
     sandbox.assert_clean()
 
 
@@ -62,8 +62,8 @@ def test_killed_stub_takes_its_rank_along(sandbox: Sandbox, how: str) -> None:
     stubs = [s for s in stubs if b"prterun" not in Path(f"/proc/{s}/cmdline").read_bytes()]
     assert len(stubs) == N
     os.kill(stubs[3], signal.SIGKILL)
-    assert p.wait(30) == 128 + signal.SIGKILL
-    wait_for(gone(ranks), 10)
+    assert p.wait(60) == 128 + signal.SIGKILL
+    wait_for(gone(ranks))
     sandbox.assert_clean()
 
 
@@ -71,10 +71,10 @@ def test_killed_stub_takes_its_rank_along(sandbox: Sandbox, how: str) -> None:
 def test_killed_mpirun_takes_all_along(sandbox: Sandbox, how: str) -> None:
     p, ranks = start(sandbox, how)
     os.kill(only(sandbox.processes("prterun")), signal.SIGKILL)
-    assert p.wait(30) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    assert p.wait(60) in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if how == "superpod":  # a shell says it of its own children alone
         assert p.communicate()[1] == "superpod: error: mpirun was killed by signal 9 (Killed)\n"
-    wait_for(gone(ranks), 10)
+    wait_for(gone(ranks))
     sandbox.assert_clean()
 
 
@@ -94,8 +94,8 @@ def test_killed_fork_server_takes_all_along(place: Sandbox, how: str) -> None:
     sandbox = place
     p, ranks = start(sandbox, how)
     os.kill(fork_server(ranks), signal.SIGKILL)
-    wait_for(gone(ranks), 10)
-    assert p.wait(30) not in (0, None)
+    wait_for(gone(ranks))
+    assert p.wait(60) not in (0, None)
     err = p.communicate()[1]
     assert "fork server ended" in err and (how == "mpirun" or err.count("\n") == 1)
     sandbox.assert_clean()
@@ -105,8 +105,8 @@ def test_killed_fork_server_takes_all_along(place: Sandbox, how: str) -> None:
 def test_killed_template_takes_its_ranks_along(sandbox: Sandbox, how: str) -> None:
     p, ranks = start(sandbox, how)
     os.kill(parent_of(ranks[0]), signal.SIGKILL)
-    wait_for(gone(ranks), 10)
-    assert p.wait(30) not in (0, None)
+    wait_for(gone(ranks))
+    assert p.wait(60) not in (0, None)
     sandbox.assert_clean()
 
 
@@ -115,8 +115,8 @@ def test_killed_command_takes_all_along(place: Sandbox, how: str) -> None:
     sandbox = place
     p, ranks = start(sandbox, how)
     p.kill()
-    p.wait(5)
-    wait_for(gone(ranks), 10)
+    p.wait(60)
+    wait_for(gone(ranks))
     sandbox.assert_clean()
 
 
@@ -125,9 +125,9 @@ def test_command_and_fork_server_killed_at_once_are_swept_by_the_next_run(alone:
     p, ranks = start(sandbox, "cold")
     os.kill(fork_server(ranks), signal.SIGKILL)
     p.kill()
-    p.wait(5)
-    wait_for(gone(ranks), 10)
-    wait_for(lambda: not sandbox.processes(), 10)
+    p.wait(60)
+    wait_for(gone(ranks))
+    wait_for(lambda: not sandbox.processes())
     assert sandbox.leftovers(), "nobody was left to remove the run's directory"
     assert sandbox.run(sandbox.superpod(1, "-m", "this")).returncode == 0
     sandbox.assert_clean()
@@ -138,9 +138,9 @@ def test_command_and_fork_server_killed_at_once_are_swept_by_the_next_run(alone:
 def test_signal_to_the_command_alone(sandbox: Sandbox, how: str, signum: signal.Signals) -> None:
     p, ranks = start(sandbox, how)
     p.send_signal(signum)
-    code = p.wait(30)
+    code = p.wait(60)
     assert code == plain_exit_code(sandbox, signum)
-    wait_for(gone(ranks), 10)
+    wait_for(gone(ranks))
     sandbox.assert_clean()
 
 
@@ -150,7 +150,7 @@ def plain_exit_code(sandbox: Sandbox, signum: signal.Signals) -> int:
     p = sandbox.popen(sandbox.mpirun(2, "sleep", "60"))
     wait_for(lambda: len(set(sandbox.processes("sleep\00060")) - before) >= 2)
     p.send_signal(signum)
-    return p.wait(30)
+    return p.wait(60)
 
 
 @pytest.mark.parametrize("how", ["superpod", "mpirun"])
@@ -158,7 +158,7 @@ def test_keep_going_survivors_finish(sandbox: Sandbox, how: str) -> None:
     options = ("--keep-going",) if how == "superpod" else ("--continuous",)
     p, ranks = start(sandbox, how, options)
     os.kill(ranks[5], signal.SIGKILL)
-    wait_for(gone([ranks[5]]), 10)
+    wait_for(gone([ranks[5]]))
     assert p.poll() is None
     (sandbox.pids_dir / "go").touch()
     out, _ = p.communicate(timeout=60)
@@ -180,7 +180,7 @@ def test_a_signal_reaches_the_program(sandbox: Sandbox) -> None:
     wait_for(lambda: ready.exists() and ready.read_text())
     stub = only([s for s in sandbox.processes("superpod-rank\0") if s not in sandbox.processes("prterun")])
     os.kill(stub, signal.SIGUSR1)
-    out, _ = p.communicate(timeout=20)
+    out, _ = p.communicate(timeout=60)
     assert (p.returncode, out) == (9, "heard\n")
     sandbox.assert_clean()
 

@@ -88,7 +88,7 @@ def test_a_server_with_old_code_hands_over(sandbox: Sandbox, tmp_path: Path, who
     touched.write_text(touched.read_text() + "# changed\n")
     (two,) = servers(sandbox, who, sandbox.forked(2, who), env=env)
     assert one == same != two
-    wait_for(lambda: not Path(f"/proc/{one.pop() if one else 0}").exists(), 10)
+    wait_for(lambda: not Path(f"/proc/{one.pop() if one else 0}").exists())
     sandbox.assert_clean()
 
 
@@ -121,7 +121,7 @@ def test_the_python_stub_does_the_same(sandbox: Sandbox) -> None:
     p = sandbox.popen(sandbox.mpirun(4, *stub, HOLD, str(sandbox.pids_dir)))
     ranks = sandbox.rank_pids(4)
     os.kill(int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    assert p.wait(30) != 0
+    assert p.wait(60) != 0
     sandbox.assert_clean()
 
 

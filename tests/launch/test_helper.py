@@ -96,7 +96,7 @@ def test_it_ends_with_its_parent(
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     (os.killpg if number == signal.SIGINT else os.kill)(parent.pid, number)
-    _, error = parent.communicate(timeout=30)
+    _, error = parent.communicate(timeout=60)
     assert error.count("Traceback") == (number == signal.SIGINT), error
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
     monkeypatch.setenv("TMPDIR", str(sandbox.tmp))

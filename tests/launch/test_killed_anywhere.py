@@ -68,7 +68,7 @@ def one_round(rng: random.Random, program: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         running.wait(60)
-        wait_for(lambda: not sandbox.processes(), 30)
+        wait_for(lambda: not sandbox.processes())
         if how != "one":  # with the fork server nobody may be left to remove the files: a later run does
             for _ in range(3):  # the next, or the one after it: who is about to end may hold them still
                 for directory in shared(sandbox):
@@ -77,7 +77,7 @@ def one_round(rng: random.Random, program: str) -> None:
                 if not shared(sandbox) and not sandbox._left_files():
                     break
             print(*sandbox.tmp.glob("superpod-*/*"), flush=True)
-            wait_for(lambda: not shared(sandbox), 15)
+            wait_for(lambda: not shared(sandbox))
         if (
             how == "one" or launch != sandbox.forked
         ):  # Open MPI's own session of an mpirun that was killed stays

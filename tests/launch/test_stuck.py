@@ -48,4 +48,4 @@ def test_the_error_names_what_each_process_does(launcher, tmp_path, monkeypatch)
     text = str(caught.value)
     assert "in wait_for_the_other" in text and "in _sleep_until_woken" in text, text
     assert "prterun" in text and "hrtimer_nanosleep" in text, text
-    wait_for(lambda: not running(str(tmp_path)), 10)
+    wait_for(lambda: not running(str(tmp_path)))

@@ -81,7 +81,7 @@ def test_an_idle_or_held_leader_waits_until_there_is_something(tmp_path: Path) -
     thread.start()
     assert not passed.wait(0.05)
     feed.release()
-    assert passed.wait(10)
+    assert passed.wait(60)
     thread.join()
     assert told(leader.take(5)) == [("add", 0)]
 

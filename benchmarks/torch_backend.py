@@ -1,13 +1,16 @@
 """Wall time of torch.distributed calls, superpod beside gloo: `python benchmarks/torch_backend.py [RANKS]`.
 
-Each row is the mean of one call's wall time on rank 0, warm, in milliseconds; for superpod also the emulated
-time a call takes on the machine, in microseconds; and for both the time to form the group. gloo is asked up
-to 32 ranks: it opens n² sockets, and at 192 ranks on one host it fails. `--json FILE` writes the rows.
+Each row is a call's wall time on rank 0 in milliseconds: of three rounds of calls in a row, after three to
+warm up (the first ones copy pages of the process they were forked from), the median of the rounds' means. For
+superpod also the emulated time a call takes on the machine, in microseconds; and for both the time to form
+the group. gloo is asked up to 32 ranks: it opens n² sockets, and at 192 ranks on one host it fails. `--json
+FILE` writes the rows.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,13 +22,14 @@ import torch
 import torch.distributed as dist
 
 GLOO_MOST = 32
+_WARM, _ROUNDS = 3, 3
 RANK = "OMPI_COMM_WORLD_RANK"
 
 
 def calls(size: int) -> Iterator[tuple[str, Callable[[], object], int]]:
     """What is measured: name, call, repeats."""
     small, large = torch.ones(256), torch.ones(1 << 18)
-    few = 5 if size > 32 else 20
+    few = 10 if size > 32 else 20
     yield "barrier", dist.barrier, few
     yield "all_reduce 1 KiB", lambda: dist.all_reduce(small, op=dist.ReduceOp.MAX), few
     yield "all_reduce 1 MiB", lambda: dist.all_reduce(large, op=dist.ReduceOp.MAX), few
@@ -51,6 +55,16 @@ def now_us(backend: str) -> float:
     return emulator.now_ps() / 1e6
 
 
+def one_round(call: Callable[[], object], repeats: int, backend: str) -> tuple[float, float]:
+    """Wall ms and emulated us of one call, on average of some in a row after a barrier."""
+    dist.barrier()
+    start, start_us = time.perf_counter(), now_us(backend)
+    for _ in range(repeats):
+        call()
+    wall_ms, took_us = 1e3 * (time.perf_counter() - start), now_us(backend) - start_us
+    return wall_ms / repeats, took_us / repeats
+
+
 def measure(backend: str, path: str) -> None:
     """One rank: measure every call and let rank 0 write what it saw."""
     start = time.perf_counter()
@@ -58,13 +72,11 @@ def measure(backend: str, path: str) -> None:
     dist.barrier()
     rows = [{"call": "form the group", "wall_ms": 1e3 * (time.perf_counter() - start), "emulated_us": 0.0}]
     for name, call, repeats in calls(dist.get_world_size()):
-        call()
-        dist.barrier()
-        start, start_us = time.perf_counter(), now_us(backend)
-        for _ in range(repeats):
+        for _ in range(_WARM):
             call()
-        wall_ms, took_us = 1e3 * (time.perf_counter() - start), now_us(backend) - start_us
-        rows.append({"call": name, "wall_ms": wall_ms / repeats, "emulated_us": took_us / repeats})
+        rounds = [one_round(call, repeats, backend) for _ in range(_ROUNDS)]
+        wall_ms, took_us = (statistics.median(each) for each in zip(*rounds, strict=True))
+        rows.append({"call": name, "wall_ms": wall_ms, "emulated_us": took_us})
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(rows))
     dist.destroy_process_group()

@@ -5,20 +5,23 @@ ordinary takes the steps of `collectives.work`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from collectives.disagreement import MACHINE_ERRORS, compare, explain
-from collectives.groups import Group
+from collectives.disagreement import MACHINE_ERRORS, compare, explain, late
+from collectives.groups import TIMED_PS, Group
 from collectives.plan import Plan
 from collectives.work import Work
+from emulator.engine.native import WAITING
 
 
 def allowed(group: Group) -> bool:
-    """Whether a blocking call of mine concerns nothing but its exchange: no time-out, no watch for deaths, no
-    open works, and entered by compiled code."""
-    space = group.space
-    plain = group.enter is not None and group.timeout_ps is None and not space.busy and not space.watching
-    return plain and group.device.compiled is not None
+    """Whether a blocking call of mine concerns nothing but its exchange: no time-out that may end it on its
+    way, no watch for deaths, no open works, and entered by compiled code."""
+    if group.enter is None:
+        return False
+    space, limit_ps = group.space, group.timeout_ps
+    return not space.busy and not space.watching and (limit_ps is None or limit_ps >= TIMED_PS)
 
 
 def at_once(group: Group, plan: Plan, send: Any = None, recv: Any = None) -> Work:
@@ -42,9 +45,11 @@ def at_once(group: Group, plan: Plan, send: Any = None, recv: Any = None) -> Wor
         agreed = group.enter(plan.packed, work.number)  # type: ignore[misc]
         if agreed is None:
             return _step_by_step(work)
-        device = group.device
-        if device.after_barrier or device.posting.owners:
-            device.exchange_ended()
+        if clock[WAITING] or group.device.after_barrier:
+            group.device.exchange_ended()
+        limit_ps = group.timeout_ps
+        if limit_ps is not None and clock[0] > work.start_ps + limit_ps:
+            raise late(work, limit_ps)
         if not agreed:
             compare(work)
         if phase.after is not None:
@@ -55,6 +60,56 @@ def at_once(group: Group, plan: Plan, send: Any = None, recv: Any = None) -> Wor
     finally:
         work.end_ps = clock[0]
     return work
+
+
+def meeting(group: Group, plan: Plan) -> Callable[[], int]:
+    """Make a function that takes part in a barrier, as `at_once` where `allowed`, without a `Work`.
+
+    Args:
+        plan: a `single` one, of a barrier of the group as it is now.
+
+    Returns:
+        a function that returns how long it took, ps of virtual time, for the caller to look at time-outs; -1
+        where nothing has happened: the caller takes `coll.barrier` then.
+    """
+    space, enter, clock = group.space, group.enter, group.clock
+    limit_ps, apart, after = group.timeout_ps, group.apart, group.device.after_barrier
+    packed, note, chosen = plan.packed, plan.note, group.log.append
+    assert enter is not None
+
+    def meet() -> int:
+        if space.busy or space.watching or group.enter is not enter:
+            return -1
+        if group.timeout_ps != limit_ps or group.apart is not apart:
+            return -1
+        number, start_ps = group.calls + 1, clock[0]
+        try:
+            agreed = enter(packed, number)
+            if agreed is None:
+                return -1
+            group.calls = number
+            chosen(note)
+            if clock[WAITING] or after:
+                group.device.exchange_ended()
+            if not agreed:
+                compare(_called(group, plan, number))
+        except MACHINE_ERRORS as error:
+            explain(_called(group, plan, number), error)
+            raise
+        return clock[0] - start_ps
+
+    return meet
+
+
+def too_long(group: Group, plan: Plan, limit_ps: int) -> Exception:
+    """The error of the call that has just ended, where it took longer than `limit_ps`."""
+    return late(_called(group, plan, group.calls), limit_ps)
+
+
+def _called(group: Group, plan: Plan, number: int) -> Work:
+    """The work of a call that is not counted yet or just now."""
+    group.calls = number - 1
+    return Work(group, plan)
 
 
 def _step_by_step(refused: Work) -> Work:

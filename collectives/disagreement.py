@@ -29,7 +29,7 @@ MACHINE_ERRORS = (DeadlockError, InternalError, MembershipChanged)
 def compare(work: Work) -> None:
     """All have entered: compare what they called. Raises: CollectiveMismatchError."""
     group, plan = work.group, work.plan
-    if work.number == 1:
+    if not group.prepared:
         group.store.opened()
         group.prepare()
     table = group.store.announced(work.number)

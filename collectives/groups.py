@@ -138,9 +138,12 @@ class Group:
         self.exchange_tags: ExchangeTags = exchange_of(space.device)
         self.fold = folder_of(space.device)
         self._store: SharedStore | None = None
+        self.prepared = False
         self.enter: Callable[[bytes, int], bool | None] | None = None
         """The compiled entry of collectives, once one has ended: (called, number) -> whether all call the
         same, None if it did nothing. See `Work`."""
+        self.quick: Callable[[], int] | None = None
+        """A barrier in less code, see `collectives.at_once.meeting`; None before it is made."""
         self.clock: Sequence[int] = ()
         """The rank's virtual time, ps, first; with `enter`."""
 
@@ -209,7 +212,8 @@ class Group:
         if self._slot > 0:
             if self.epoch == self.space.epoch:
                 self.space.free |= 1 << self._slot
-            self._slot, self._store, self.enter = -1, None, None
+            self._slot, self._store, self.enter, self.quick = -1, None, None, None
+            self.prepared = False
             self.plans.clear()
 
     def check(self) -> None:
@@ -254,7 +258,8 @@ class Group:
             self.device.open_group(self.channel, self.places)
 
     def prepare(self) -> None:
-        """Have calls enter by compiled code from now on, where that is possible."""
+        """Have calls enter by compiled code from now on, where that is possible: a first one has ended."""
+        self.prepared = True
         compiled, channel, mine = self.device.compiled, self.channel, self.store.mine
         if compiled is not None and channel is not None and mine:
             self.enter, self.place = compiled.entrance(channel, self.size, mine), channel

@@ -224,7 +224,7 @@ class Work:
         group, tag, after = self.group, self._tag(), self.plan.phases[self._phase].after
         balance = self.plan.descriptor.balance
         if not self._phase and (
-            tags is None or (tags - group.size * (tag - balance)) % _LONG or self.number == 1
+            tags is None or (tags - group.size * (tag - balance)) % _LONG or not group.prepared
         ):
             compare(self)
         self._moving = None

@@ -83,7 +83,7 @@ class CompiledCalls:
         self.fold_bf16: Callable[[int, int, int, int, int], None] = self._lib.sp_fold_bf16
         self._kept += [buffer, board, trace, device.ledger]
         tables = [self._state, device.ledger.wire.ctypes.data, board.dead.ctypes.data]
-        self.clock: Sequence[int] = engine.numbers
+        self.clock: Sequence[int] = memoryview(engine.numbers).cast("B").cast("q")
         self.schedule: PairCall = self._lib.sp_scheduler(
             self._pack(tables, [STEP_DTYPE, SEND_DTYPE]).ctypes.data
         )

@@ -251,6 +251,8 @@ class Posting:
     def dispatch(self) -> None:
         """Hand the records up to now to their owners, in key order."""
         records = self._device.engine.inbox()
+        if not records.size:
+            return
         self.seen += records.size
         for record in map(InboxRecord._make, records.tolist()):
             matched = record.kind in (IN_MATCH, IN_UNEXPECTED)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import emulator
 from collectives.dist.p2p import Messages
-from collectives.dist.work import timeout_ps
+from collectives.dist.work import GroupWork, timeout_ps
 from collectives.groups import Group
 from emulator import Device
 from emulator.errors import UsageError
@@ -42,10 +42,11 @@ class GroupIdentity(_Base):  # type: ignore[misc]
         self._members = tuple(members) or tuple(range(size))
         self._check_place(rank, len(members) or self._device.num_ranks)
         self._timeout_ps = timeout_ps(timeout)
-        self._met = None if members else Group.world(self._device)
-        if self._met is not None:
-            self._met.apart = True  # as in torch, a call may block on one rank and not on another
+        self._met: Group | None = None
+        if not members:
+            self._meet(Group.world(self._device))
         self._name, self._desc = name, ""
+        self._ended = GroupWork.ended()
         self._messages = Messages(self._device, name, self._members, lambda: self._timeout_ps)
         if not members:
             give_back()  # what start-up has touched
@@ -80,11 +81,14 @@ class GroupIdentity(_Base):  # type: ignore[misc]
     def group(self) -> Group:
         """The machine's group, met at the first use. Collective then."""
         if self._met is None:
-            self._met = Group.of(self._device, self._members)
-            self._met.apart = True
-        if self._timeout_ps is not None:
-            self._met.timeout_ps = self._timeout_ps
+            self._meet(Group.of(self._device, self._members))
+        assert self._met is not None
         return self._met
+
+    def _meet(self, group: Group) -> None:
+        group.apart = True  # as in torch, a call may block on one rank and not on another
+        group.timeout_ps = self._timeout_ps
+        self._met = group
 
     # --- what torch asks about ---------------------------------------------------------------------------
 
@@ -121,6 +125,7 @@ class GroupIdentity(_Base):  # type: ignore[misc]
         """Return itself: backend and group are one."""
         return self
 
+    bound_device_id = None
     supports_coalescing = supports_time_estimate = supports_splitting = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -130,6 +135,8 @@ class GroupIdentity(_Base):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the virtual time a call of this group may take, from the next one on."""
         self._timeout_ps = timeout_ps(timeout)
+        if self._met is not None:
+            self._met.timeout_ps = self._timeout_ps
 
     _set_default_timeout = set_timeout
 

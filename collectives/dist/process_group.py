@@ -21,10 +21,12 @@ from collectives.dist import tensors as t
 from collectives.dist.identity import GroupIdentity
 from collectives.dist.p2p import MessageWork
 from collectives.dist.tensors import Tensors
-from collectives.dist.work import GroupWork
+from collectives.dist.work import PS_PER_MICROSECOND, GroupWork, timeout_ps
 from collectives.refusals import told
 
 Lists = Sequence[Tensors]
+_SHORTEST_PS = 1000 * PS_PER_MICROSECOND
+"""The shortest time-out torch knows: it counts in milliseconds."""
 
 
 class SuperpodProcessGroup(GroupIdentity):
@@ -110,7 +112,7 @@ class SuperpodProcessGroup(GroupIdentity):
     ) -> GroupWork:
         """Bring everyone's tensor, behind each other, into one."""
         t.check_count("all_gather", "the output", output.numel(), self.size() * tensor.numel())
-        t.one_dtype([output, tensor])
+        t.check_dtypes([output, tensor])
         place = t.landing([output])
         inner = coll.all_gather(self.group, t.flat(tensor), place.array, **_how(opts, [tensor]))
         return GroupWork(inner, [output], place.settle)
@@ -160,7 +162,7 @@ class SuperpodProcessGroup(GroupIdentity):
         """Reduce everyone's tensor; each rank gets its part of the result."""
         opts = opts or dist.ReduceScatterOptions()
         t.check_count("reduce_scatter", "the input", tensor.numel(), self.size() * output.numel())
-        t.one_dtype([output, tensor])
+        t.check_dtypes([output, tensor])
         how = t.reduction(opts.reduceOp, [tensor])
         place, send = t.landing([output]), t.flat(how.scaled(tensor))
         inner = coll.reduce_scatter(self.group, send, place.array, how.op, **_how(opts, [tensor]))
@@ -178,8 +180,19 @@ class SuperpodProcessGroup(GroupIdentity):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def barrier(self, opts: Any = None, **_: Any) -> GroupWork:
-        """Wait for all members."""
-        return GroupWork(coll.barrier(self.group, async_op=bool(getattr(opts, "asyncOp", False))), [])
+        """Wait for all members. `opts.timeout` counts for this call, the group's otherwise."""
+        group = self._met or self.group
+        blocking = opts is None or not opts.asyncOp
+        took_ps = group.quick() if blocking and group.quick is not None else -1
+        if took_ps >= 0:
+            if took_ps >= _SHORTEST_PS:  # reading a time-out takes longer on the host than all before
+                coll.check_time(group, took_ps, _limit_ps(opts))
+            return self._ended
+        limit_ps = _limit_ps(opts)
+        if blocking and limit_ps is None:
+            coll.meet(group)
+            return self._ended
+        return GroupWork(coll.barrier(group, async_op=True), [], limit_ps=limit_ps)
 
     # --- all to all: to each something else --------------------------------------------------------------
 
@@ -193,13 +206,15 @@ class SuperpodProcessGroup(GroupIdentity):
         **_: Any,
     ) -> GroupWork:
         """Send each rank its rows of `tensor`; rows of others land in `output`, by rank."""
-        t.one_dtype([output, tensor])
-        send_counts = t.counts_of(tensor, input_splits or (), self.size(), "input")
-        recv_counts = t.counts_of(output, output_splits or (), self.size(), "output")
-        place, send, how = t.landing([output]), t.flat(tensor), _how(opts, [tensor])
+        t.check_dtypes([output, tensor])
+        size, place, send, how = self.group.size, t.landing([output]), t.flat(tensor), _how(opts, [tensor])
         if not input_splits and not output_splits:
+            t.check_even(tensor, size, "input")
+            t.check_even(output, size, "output")
             inner = coll.all_to_all(self.group, send, place.array, **how)
         else:
+            send_counts = t.counts_of(tensor, input_splits or (), size, "input")
+            recv_counts = t.counts_of(output, output_splits or (), size, "output")
             inner = coll.all_to_all_v(self.group, send, send_counts, place.array, recv_counts, **how)
         return GroupWork(inner, [output], place.settle)
 
@@ -209,7 +224,7 @@ class SuperpodProcessGroup(GroupIdentity):
         """Send each rank the tensor of its place in the list."""
         for what, given in (("the list of outputs", outputs), ("the list of inputs", inputs)):
             t.check_count("all_to_all", what, len(given), self.size())
-        t.one_dtype([*outputs, *inputs])
+        t.check_dtypes([*outputs, *inputs])
         place, send = t.landing(outputs), t.packed(inputs)
         counts = [x.numel() for x in inputs], [x.numel() for x in outputs]
         inner = coll.all_to_all_v(self.group, send, counts[0], place.array, counts[1], **_how(opts, inputs))
@@ -238,14 +253,20 @@ class SuperpodProcessGroup(GroupIdentity):
         return lists[0]
 
 
+_TELLS = "barrier"  # has nothing of its own to refuse
 for _name, _call in list(vars(SuperpodProcessGroup).items()):
-    if callable(_call) and not _name.startswith("__"):
+    if callable(_call) and not _name.startswith("__") and _name != _TELLS:
         setattr(SuperpodProcessGroup, _name, told(_call))
+
+
+def _limit_ps(opts: Any) -> int | None:
+    """Return the time-out of one call; None where it is the group's."""
+    return None if opts is None else timeout_ps(opts.timeout)
 
 
 def _how(opts: Any, tensors: Tensors = ()) -> dict[str, Any]:
     """Return the keywords of a collective: the dtype numpy has no name for, and whether the caller waits."""
-    how: dict[str, Any] = {"async_op": bool(getattr(opts, "asyncOp", False))}
+    how: dict[str, Any] = {"async_op": True} if getattr(opts, "asyncOp", False) else {}
     kind = t.kind_of(tensors[0]) if len(tensors) else None
     return how if kind is None else {**how, "dtype": kind}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -62,7 +62,7 @@ def array_of(tensor: torch.Tensor) -> Array:
     Raises:
         UsageError: not a dense tensor on the CPU, or one with a pending conjugation or negation.
     """
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if not tensor.is_cpu or tensor.layout != torch.strided:
         raise UsageError(
             f"superpod: a {tensor.layout} tensor on {tensor.device}; the backend takes dense tensors on cpu"
         )
@@ -70,23 +70,23 @@ def array_of(tensor: torch.Tensor) -> Array:
         raise UsageError(
             "superpod: a tensor with a pending conjugation or negation; call resolve_conj() first"
         )
-    plain = tensor.detach()
-    plain = plain.reshape(1) if plain.ndim == 0 else plain
-    kind = _NUMPY.get(plain.dtype) or (np.dtype(np.uint8) if plain.element_size() == 1 else None)
+    kind = _NUMPY.get(tensor.dtype) or (np.dtype(np.uint8) if tensor.element_size() == 1 else None)
     if kind is None:
-        raise DtypeError(f"superpod: no collective moves {plain.dtype}")
+        raise DtypeError(f"superpod: no collective moves {tensor.dtype}")
+    plain = tensor if tensor.ndim else tensor.reshape(1)
     return _memory(plain, kind) if plain.numel() else np.empty(plain.shape, kind)
 
 
 def _memory(tensor: torch.Tensor, kind: np.dtype[Any]) -> Array:
     """A tensor's memory as an array that keeps the tensor. (`Tensor.numpy` does the same, but forbids for
     ever that the storage changes its size, as sharded parameters of FSDP do.)"""
-    shape, strides = tensor.shape, tensor.stride()
+    shape = tensor.shape
     if tensor.is_contiguous():
         held = _bytes_of(tensor.numel() * kind.itemsize).from_address(tensor.data_ptr())
         held.tensor = tensor
-        flat: Array = np.frombuffer(held, kind)
-        return flat if len(shape) == 1 else flat.reshape(shape)
+        whole: Array = np.frombuffer(held, kind)
+        return whole if len(shape) == 1 else whole.reshape(shape)
+    strides = tensor.stride()
     reach = 1 + sum((count - 1) * step for count, step in zip(shape, strides, strict=True))
     held = _bytes_of(reach * kind.itemsize).from_address(tensor.data_ptr())
     held.tensor = tensor
@@ -98,7 +98,7 @@ def _bytes_of(count: int) -> Any:
     return ctypes.c_ubyte * count
 
 
-@dataclass
+@dataclass(slots=True)
 class Landing:
     """Where a result arrives: a C-contiguous array, and what brings it home when it is not the tensors' own.
 
@@ -108,7 +108,7 @@ class Landing:
     """
 
     array: Array
-    homes: list[Array] = field(default_factory=list)
+    homes: Sequence[Array] = ()
 
     def settle(self) -> None:
         """Copy the result home."""
@@ -148,9 +148,9 @@ def landing(tensors: Tensors, load: bool = False) -> Landing:
     Args:
         load: the place holds the tensors' present values.
     """
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return Landing(flat(tensors[0]))
     arrays = [array_of(tensor) for tensor in tensors]
-    if len(arrays) == 1 and arrays[0].flags.c_contiguous:
-        return Landing(arrays[0].reshape(-1))
     if load:
         return Landing(joined(arrays), arrays)
     dtype = one_dtype(tensors)
@@ -159,7 +159,8 @@ def landing(tensors: Tensors, load: bool = False) -> Landing:
 
 def flat(tensor: torch.Tensor) -> Array:
     """Return the values of a tensor as a flat contiguous array: its own memory where that is so."""
-    return np.ascontiguousarray(array_of(tensor)).reshape(-1)
+    array = array_of(tensor)
+    return array if array.ndim == 1 and array.flags.c_contiguous else np.ascontiguousarray(array).reshape(-1)
 
 
 def packed(tensors: Tensors) -> Array:
@@ -176,11 +177,16 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 def one_dtype(tensors: Tensors) -> np.dtype[Any]:
     """Return the array dtype all tensors share. Raises DtypeError."""
+    check_dtypes(tensors)
+    return array_of(tensors[0]).dtype
+
+
+def check_dtypes(tensors: Tensors) -> None:
+    """Raises DtypeError unless all tensors, at least one, have the same dtype."""
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
         names = ", ".join(sorted(str(kind) for kind in kinds)) or "no tensors"
         raise DtypeError(f"superpod: one dtype in a list, not {names}")
-    return array_of(tensors[0]).dtype
 
 
 def raw(tensors: Tensors) -> Array:
@@ -237,17 +243,23 @@ def counts_of(tensor: torch.Tensor, splits: Sequence[int], size: int, what: str)
     Raises:
         SizeError: the splits do not add up to the rows, or the rows cannot be cut evenly.
     """
-    rows = tensor.shape[0] if tensor.ndim else 1
     if not splits:
-        if rows % size:
-            raise SizeError(f"all_to_all_single: {rows} rows of {what} among {size} ranks; give split sizes")
+        check_even(tensor, size, what)
         return [tensor.numel() // size] * size
+    rows = tensor.shape[0] if tensor.ndim else 1
     if len(splits) != size or sum(splits) != rows or min(splits) < 0:
         raise SizeError(
             f"all_to_all_single: {what} split sizes {list(splits)} for {size} ranks and {rows} rows"
         )
     row = tensor.numel() // rows if rows else 0
     return [split * row for split in splits]
+
+
+def check_even(tensor: torch.Tensor, size: int, what: str) -> None:
+    """Raises SizeError unless the rows of `tensor` ("input" or "output") are equally many for each rank."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    if rows % size:
+        raise SizeError(f"all_to_all_single: {rows} rows of {what} among {size} ranks; give split sizes")
 
 
 def equal_sizes(tensors: Tensors) -> bool:

@@ -18,13 +18,13 @@ from torch._C._distributed_c10d import Work
 from collectives.dist.future import WorkFuture, at_end_of_backward, waits_at_once
 
 PS_PER_MICROSECOND = 1_000_000
-_NO_TIMEOUT = timedelta(0)
+NO_TIMEOUT = timedelta(0)
 """What torch passes where the caller gave no time-out."""
 
 
 def timeout_ps(timeout: timedelta | None) -> int | None:
     """Return a time-out in picoseconds; None where torch's value says there is none."""
-    if timeout is None or timeout <= _NO_TIMEOUT:
+    if timeout is None or timeout <= NO_TIMEOUT:
         return None
     return timeout // timedelta(microseconds=1) * PS_PER_MICROSECOND
 
@@ -54,7 +54,7 @@ class Handle(_Base):  # type: ignore[misc]
     def _poll(self) -> bool:
         """Return whether `_finish` would return at once."""
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the end; the result is in the tensors then.
 
         Args:
@@ -137,17 +137,29 @@ class GroupWork(Handle):
     Args:
         inner: the work of `collectives.coll`; None when there was nothing to do.
         settle: copies the result home.
+        limit_ps: longest it may take, virtual time, where `wait` says nothing; None: the group's.
     """
 
     def __init__(
-        self, inner: Any, results: Sequence[torch.Tensor], settle: Callable[[], None] | None = None
+        self,
+        inner: Any,
+        results: Sequence[torch.Tensor],
+        settle: Callable[[], None] | None = None,
+        limit_ps: int | None = None,
     ) -> None:
         super().__init__(results)
-        self._inner, self._settle = inner, settle
+        self._inner, self._settle, self._limit_ps = inner, settle, limit_ps
+
+    @classmethod
+    def ended(cls) -> GroupWork:
+        """Return one that is complete and has no results."""
+        work = cls(None, [])
+        work._complete = True
+        return work
 
     def _finish(self, limit_ps: int | None) -> None:
         if self._inner is not None:
-            self._inner.wait(limit_ps)
+            self._inner.wait(self._limit_ps if limit_ps is None else limit_ps)
         if self._settle is not None:
             self._settle()
         self._inner = self._settle = None

@@ -216,6 +216,7 @@ int sp_enter(local_t *l, i64 wait, i64 timeout, i64 bound)
     int code = sleep_until_certain(l, ticket);
     if (code) return code;
     l->now = l->observed = r->clock;
+    l->waiting = sp_inbox(l, 0, 1);
     l->result = r->result;
     l->records = r->records;
     l->slot = r->slot;

@@ -10,7 +10,7 @@ typedef struct {
     i64 now, result, index, records, slot, wakes; /* read by the caller, in this order */
     i64 args[9];                                  /* written by the caller of sp_exchange */
     i32 *rows; /* i32[4][n], i64[n]: counts and offsets in, counts, offsets and tags out */
-    i64 seq;
+    i64 seq, waiting; /* waiting: whether there were records for me at my last observation */
     core_t *c;
     i64 rank, calls[2], num_posts, max_posts, finished, observed;
     post_t *posts;

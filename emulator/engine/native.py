@@ -26,6 +26,10 @@ from emulator.engine.reports import make_waiter
 from emulator.engine.schedules import Sends, Steps
 from emulator.errors import InternalError, UsageError, WallDeadlineError
 
+WAITING = 17
+"""Place in `NativeEngine.numbers` of whether records waited for the rank when it woke last."""
+_EMPTY = np.empty(0, dtype=INBOX_DTYPE)
+
 __all__ = ["NativeEngine", "attach", "available", "engine_bytes", "engine_create", "load"]
 
 
@@ -63,10 +67,10 @@ class NativeEngine(BaseEngine):
         self._lib = lib
         self._core, self._view = _address(buf, cfg, lib)
         self._me = lib.sp_attach(self._core, rank)
-        n, words = cfg.num_ranks, 17
+        n, words = cfg.num_ranks, WAITING + 1
         self._local = (I64 * words).from_address(
             self._me
-        )  # now, result, index, records, slot, wakes, arguments, rows, sequence number
+        )  # now, result, index, records, slot, wakes, arguments, rows, sequence number, waiting
         rows = self._local[15]
         self._rows_in = _view(rows, np.int32, 2 * n).reshape(2, n)
         self._rows_out = _view(rows + 8 * n, np.int32, 2 * n)
@@ -127,6 +131,8 @@ class NativeEngine(BaseEngine):
         self._lib.sp_retire_stream(self._me, stream)
 
     def _take_inbox(self) -> Inbox:
+        if not self._local[WAITING]:
+            return _EMPTY
         records: Inbox = np.empty(self._lib.sp_inbox(self._me, None, 1 << 40), dtype=INBOX_DTYPE)
         if len(records):
             self._lib.sp_inbox(self._me, records.ctypes.data, len(records))

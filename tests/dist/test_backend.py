@@ -28,6 +28,24 @@ def test_errors_are_on_every_rank(what):
     assert ran.stdout.count("all as expected") == 3, ran.stderr
 
 
+ENDINGS = [
+    *("5 2 late", "0 - ended", "5 - ended", "0 - ended", "5 - ended", "5 2 late", "5 20 ended", "5 2 late"),
+    *("61100 - late", "100 - ended", "61100 62000 ended", "4 - ended", "4 2 late", "61100 - ended"),
+]
+"""Of rank 0: ms by which rank 1 is late, ms of the call's own time-out, how the barrier ends."""
+
+
+def test_barriers_in_less_code_are_barriers_and_end_late_where_they_must():
+    """Quick ones and those by a `Work` each: equal times and logs; a time-out of the call counts before the
+    group's. Shown to fail when quick ones do not look at the time, and when they do not count as calls."""
+    quick, slow = (run_ranks(3, PROGRAMS / "barriers.py", args=(way,)) for way in ("quick", "slow"))
+    assert sorted(quick.stdout.splitlines()) == sorted(slow.stdout.splitlines())
+    assert quick.stdout.count("is quick: True; " + " ".join(["full-mesh"] * len(ENDINGS))) == 3
+    for rank in range(3):
+        seen = [line.partition(": ")[2] for line in quick.stdout.splitlines() if f"rank {rank}:" in line]
+        assert seen == [ending.replace("late", "ended" if rank == 1 else "late") for ending in ENDINGS]
+
+
 @pytest.mark.parametrize("name", ["torch_ddp", "torch_fsdp2"])
 def test_training_loses_as_under_gloo(name):
     """Ten digits of each step's loss, 8 ranks. Shown to fail when a maximum is taken for a sum."""

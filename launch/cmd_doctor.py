@@ -24,6 +24,7 @@ from rich.table import Table
 from emulator.engine import core_available
 from emulator.errors import UsageError
 from launch import board, limits, mpirun, osproc, paths
+from launch.outputs import write_out
 
 _SIZES = (16, 32, 64, 128, 256, 384, 768)
 _LEAST_RANKS = 16
@@ -241,16 +242,24 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> int:
+def doctor(
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Of --json: where to; else it is the output.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Findings as JSON: --json FILE, or --json.")
+    ] = False,
+) -> int:
     """Say what this machine can run, and what to change. Exit code 1 if something must change."""
+    if out is not None and not as_json:
+        raise UsageError(f"doctor takes no {str(out)!r}; write --json {out} for the findings as JSON")
     findings = examine()
     ok = all(f.level != "bad" for f in findings)
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {"ok": all(f.level != "bad" for f in findings), "findings": [asdict(f) for f in findings]}
-            )
-        )
-    else:
-        _print(findings)
+    text = json.dumps({"ok": ok, "findings": [asdict(f) for f in findings]})
+    if as_json and out is None:
+        typer.echo(text)
+        return 0 if ok else 1
+    if out is not None:
+        write_out("--json", out, text + "\n")
+    _print(findings)
     return 0 if ok else 1

@@ -39,7 +39,7 @@ def compare_under(
         config: what the ranks' `emulator.init` reads.
 
     Raises:
-        UsageError: an odd number of ranks, or a plan that does not fit.
+        UsageError: an odd number of ranks, or a plan that does not fit, or that leaves no transfers.
     """
     if num_ranks % 2:
         raise UsageError(
@@ -56,6 +56,7 @@ def compare_under(
         if calm is None or faulty is None:
             print(f"superpod: error: {path}: a run did not end", file=sys.stderr)
             return _FAILED
+        _check_lanes(plan, path, calm, faulty, log)
         rows += notices(path, calm, faulty, log)
         sums.append(totals(path, calm, faulty, transfers))
         if (idle := never_fired(log)) is not None:
@@ -68,6 +69,21 @@ def compare_under(
         )
     Console(width=None if sys.stdout.isatty() else 150).print(_table(rows), _totals(sums))
     return 0
+
+
+def _check_lanes(
+    plan: Path, path: str, calm: Sequence[Mapping[str, Any]], faulty: Sequence[Mapping[str, Any]], log: Any
+) -> None:
+    """Raises UsageError: a fault came before a path's lanes were there, and ended it."""
+    ready_ps = max(rank["begin_ps"] for rank in calm)
+    early = [row for row in log if row["fired"] and row["fired_ps"] < ready_ps]
+    told = [rank["no_lane"] for rank in faulty if "no_lane" in rank]
+    if told:
+        which = f"fault {early[0]['fault']} ({early[0]['kind']})" if early else "the plan"
+        raise UsageError(
+            f"--faults {plan}: {path}: {which} comes before the first transfer and leaves none to compare: "
+            f"{told[0]}; nearest: at_ps = {ready_ps}"
+        )
 
 
 def _one(

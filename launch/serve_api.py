@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -17,16 +16,14 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from emulator.config import CLOCK_KEYS, read_config
 from emulator.errors import SuperpodError
+from launch.serve_connection import Connection
 from serving.api.app import Parts, make_app
 from serving.api.engine_client import EngineClient
-from serving.api.errors import ApiError
 from serving.api.prom import Metrics
 from serving.api.settings import ServerSettings, url_of
 from serving.api.tokenizer import GenerationDefaults, load_tokenizer
@@ -37,27 +34,6 @@ from serving.outputs import OutputReader
 SETTINGS = "server.json"
 _LAST_ANSWERS_S = 5
 """How long answers may take to be sent once the server is to end."""
-_HEAD_S = 30.0
-"""How long a connection may take to bring the head of its first request."""
-
-
-class _Patient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Closes a connection that has not brought the head of a request for a while; what is no HTTP gets an
-    error body like any other."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.loop.call_later(_HEAD_S, self._give_up)
-
-    def _give_up(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
-
-    def send_400_response(self, msg: str) -> None:
-        body = json.dumps(ApiError(400, msg).body()).encode()
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        self.transport.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + body)
-        self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -88,7 +64,8 @@ async def _serve(parts: Parts, listener: socket.socket) -> None:
     loop, client = asyncio.get_running_loop(), parts.client
     config = uvicorn.Config(
         make_app(parts),
-        http=_Patient,
+        http=Connection,
+        ws="none",
         log_level="warning",
         access_log=False,
         lifespan="off",

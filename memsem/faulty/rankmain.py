@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import emulator
-from emulator.errors import FabricError, SuperpodError
+from emulator.errors import DeadlockError, FabricError, SuperpodError
 from memsem.faulty.lanes import LANES
 
 ATTEMPTS = 3
@@ -20,8 +20,14 @@ def main(words: Sequence[str]) -> None:
     settings, folder = json.loads(words[0]), Path(words[1])
     device = emulator.init()
     sends = device.rank % 2 == 0
-    lane = LANES[settings["path"]](device, device.rank ^ 1, settings["size"])
-    device.barrier()
+    file = folder / f"{device.rank}.json"
+    try:
+        lane = LANES[settings["path"]](device, device.rank ^ 1, settings["size"])
+        device.barrier()
+    except (FabricError, DeadlockError) as error:
+        file.write_text(json.dumps({"rank": device.rank, "no_lane": str(error)}))
+        return
+    begin_ps = device.now_ps
     notes: list[dict[str, Any]] = []
     done: list[tuple[int, int, int]] = []
     for number in range(settings["transfers"]):
@@ -33,8 +39,8 @@ def main(words: Sequence[str]) -> None:
             done.append((number, start_ps, device.now_ps))
         elif not sends:
             break
-    result = {"rank": device.rank, "sends": sends, "notes": notes, "done": done, "end_ps": device.now_ps}
-    (folder / f"{device.rank}.json").write_text(json.dumps(result))
+    result = {"rank": device.rank, "sends": sends, "notes": notes, "done": done}
+    file.write_text(json.dumps(result | {"begin_ps": begin_ps, "end_ps": device.now_ps}))
 
 
 def _carry_out(

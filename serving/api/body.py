@@ -30,6 +30,8 @@ async def read_body(request: Request, patience_s: float = PATIENCE_S) -> bytes:
         ApiError: 413 with more than `MOST_BODY_BYTES`, 408 after a silence, 499 (nobody hears it) where the
             client leaves.
     """
+    if not _is_worth_reading(request):
+        raise too_large()
     parts: list[bytes] = []
     size, stream = 0, request.stream()
     try:
@@ -50,8 +52,22 @@ async def read_body(request: Request, patience_s: float = PATIENCE_S) -> bytes:
     except ClientDisconnect:
         raise ApiError(CLIENT_LEFT, "the client has left") from None
     if size > MOST_BODY_BYTES:
-        raise ApiError(413, f"the body must be at most {MOST_BODY_BYTES} bytes")
+        raise too_large()
     return b"".join(parts)
+
+
+def too_large() -> ApiError:
+    """What a body of too many bytes is told."""
+    return ApiError(413, f"the body must be at most {MOST_BODY_BYTES} bytes")
+
+
+def _is_worth_reading(request: Request) -> bool:
+    """Whether a body is read, be it to drop it; its announced length may say at once that it is not."""
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal():
+        return True
+    waits = request.headers.get("expect", "").lower() == "100-continue"  # and then sends nothing
+    return int(length) <= (MOST_BODY_BYTES if waits else _MOST_DISCARDED)
 
 
 async def aside(size: int, read: Callable[[], _Read]) -> _Read:

@@ -32,3 +32,17 @@ def test_one_plan_is_noticed_by_each_path_in_its_own_way(tmp_path: Path) -> None
         ("messages", "kill"): ("RankLostError", 2),
     }
     assert all(40 < row["completed"] < row["of"] == 80 for row in found["paths"])
+
+
+def test_a_fault_before_the_first_transfer_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Fails where ranks that are lost while lanes are made end with tracebacks."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text(FaultPlan([{"kind": "kill", "rank": 1, "at_ps": 3 * _US}]).to_toml())
+    assert main(["compare", "--faults", str(plan), "-n", "4"]) == 2
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and "verbs: fault 0 (kill) comes before the first transfer" in lines[0]
+    nearest = int(lines[0].rpartition("at_ps = ")[2])
+    plan.write_text(FaultPlan([{"kind": "kill", "rank": 1, "at_ps": nearest}]).to_toml())
+    assert main(["compare", "--faults", str(plan), "-n", "4"]) == 0

@@ -14,7 +14,7 @@ from fake_engine import FakeEngine, app_of
 from starlette.requests import Request
 from uvicorn.server import ServerState
 
-import launch.serve_api as serve_api
+import launch.serve_connection as serve_connection
 from serving.api.body import read_body
 from serving.api.errors import ApiError
 from serving.api.protocol import MOST_BODY_BYTES
@@ -30,6 +30,11 @@ async def sent(*parts: bytes, end: str = "whole") -> AsyncIterator[dict[str, Any
     if end == "silent":
         await asyncio.sleep(60)
     yield {"type": "http.disconnect"} if end == "left" else {"type": "http.request", "body": b""}
+
+
+def _announced(length: int | str, more: str = "") -> bytes:
+    """A head that announces a body of so many bytes."""
+    return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,7 @@ def test_a_slow_body_is_a_body() -> None:
 
 def test_connections_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a head is let go, garbage gets an error body; a request on another connection is answered."""
-    monkeypatch.setattr(serve_api, "_HEAD_S", 0.3)
+    monkeypatch.setattr(serve_connection, "_HEAD_S", 0.3)
 
     async def use(ask: Callable[[bytes], Awaitable[bytes]]) -> list[bytes]:
         said = (
@@ -78,13 +83,56 @@ def test_connections_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fine.startswith(b"HTTP/1.1 200")
 
 
+LENGTHS = {"just over": 256 * 2**20 + 1, "64 bits": 2**64, "25 digits": 10**24, "5,000 digits": "9" * 5_000}
+
+
+@pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
+def test_a_length_nobody_reads_is_refused_before_the_body(length: int | str) -> None:
+    """Mutation: the announced length not looked at (waits for a body; 400 past the digits h11 reads)."""
+    heard = asyncio.run(_served(lambda ask: _all(ask, _announced(length))))[0]
+    assert heard.startswith(b"HTTP/1.1 413 ") and b"must be at most" in heard
+
+
+def test_a_client_that_waits_to_be_told_need_not_send_a_body_that_is_dropped() -> None:
+    """Mutation: `Expect: 100-continue` answered with 100 whatever the length."""
+    said = _announced(MOST_BODY_BYTES + 1, "expect: 100-continue\r\n")
+    heard = asyncio.run(_served(lambda ask: _all(ask, said)))[0]
+    assert heard.startswith(b"HTTP/1.1 413 ")
+
+
+UNREADABLE = {
+    "head past h11's bound": (b"GET /version HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 2_000_000, 431),
+    "two lengths": (_announced(5, "content-length: 6\r\n"), 400),
+    "length below 0": (_announced(-5), 400),
+    "coding nobody knows": (_announced(5, "transfer-encoding: gzip\r\n"), 501),
+    "chunk of no size": (
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        400,
+    ),
+}
+
+
+@pytest.mark.parametrize(("said", "status"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read_hears_why(said: bytes, status: int) -> None:
+    """Mutations: closed without reading what still comes (the client's connection is reset before it hears);
+    every refusal a 400 that does not say what is wrong."""
+    heard = asyncio.run(_served(lambda ask: _all(ask, said)))[0]
+    head, _, body = heard.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status) and b"connection: close" in head
+    assert json.loads(body)["error"]["message"].startswith("Invalid HTTP request received: ")
+
+
+async def _all(ask: Callable[[bytes], Awaitable[bytes]], *said: bytes) -> list[bytes]:
+    return list(await asyncio.gather(*map(ask, said)))
+
+
 async def _served(
     use: Callable[[Callable[[bytes], Awaitable[bytes]]], Awaitable[list[bytes]]],
 ) -> list[bytes]:
     app = app_of(FakeEngine(lambda request: [5]))
     config = uvicorn.Config(app, lifespan="off", log_level="error", timeout_keep_alive=1)
     config.load()
-    made = lambda: serve_api._Patient(config=config, server_state=ServerState(), app_state={})  # noqa: E731
+    made = lambda: serve_connection.Connection(config=config, server_state=ServerState(), app_state={})  # noqa: E731
     server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
 
@@ -152,7 +200,7 @@ async def _with_port(use: Callable[[int, ServerState], Awaitable[Any]]) -> Any:
     config.load()
     state, listener = ServerState(), socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
-    made = lambda: serve_api._Patient(config=config, server_state=state, app_state={})  # noqa: E731
+    made = lambda: serve_connection.Connection(config=config, server_state=state, app_state={})  # noqa: E731
     app.state.client.start()
     server = await asyncio.get_running_loop().create_server(made, sock=listener)
     async with server:

@@ -151,6 +151,19 @@ def test_doctor_reports_this_machine(sandbox: Sandbox) -> None:
     sandbox.assert_clean(0)
 
 
+def test_doctor_writes_its_findings_where_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails where --json takes no file, or a file that cannot be written is found out about at the end."""
+    out = tmp_path / "found.json"
+    assert cli.main(["doctor", "--json", str(out)]) in (0, 1)
+    assert {"cores", "MPI"} <= {found["name"] for found in json.loads(out.read_text())["findings"]}
+    capsys.readouterr()
+    assert cli.main(["doctor", "--json", str(tmp_path)]) == cli.main(["doctor", str(out)]) == 2
+    directory, no_flag = capsys.readouterr().err.splitlines()
+    assert "--json" in directory and "directory" in directory and f"--json {out}" in no_flag
+
+
 def test_every_command_there_is_can_be_asked_for() -> None:
     modules = {f"launch.{path.stem}" for path in Path(cli.__file__).parent.glob("cmd_*.py")}
     assert set(cli._COMMANDS.values()) == modules

@@ -2,6 +2,7 @@
 #ifndef SUPERPOD_ENTRY_H
 #define SUPERPOD_ENTRY_H
 #include "layout.h"
+#include <time.h>
 
 /* An event to be handed over, with its operation if it has one. target -1: retire stream `aux`. */
 typedef struct { i64 t, key; i64 target, aux, has_op; op_t op; } post_t;
@@ -29,6 +30,13 @@ typedef struct {
     i64 channel, row_bytes, meta, tag, pull_start, record, steps, has_counts, has_offsets, in_place;
 } row_args_t;
 typedef struct { i32 *counts, *offsets; } row_t;
+
+static inline i64 clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (i64)t.tv_sec * 1000000000 + t.tv_nsec;
+}
 
 post_t *sp_new_post(local_t *l);
 post_t *sp_post_op(local_t *l, const args_t *a);

@@ -5,7 +5,6 @@
 #include <linux/futex.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifdef __GNUC__
@@ -83,13 +82,6 @@ PLAIN static void add_without(const sums_t *s, i64 call, int which, i64 count)
     }
 }
 
-static i64 in_ns(i64 ns)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * (i64)1000000000 + t.tv_nsec + ns;
-}
-
 static int pledged(const sums_t *s, i64 call, i64 rank) { return __atomic_load_n(mark_of(s, call, rank) + PLEDGED, __ATOMIC_ACQUIRE) == call; }
 
 /* Sleep until all chunks are done, or none was for a while. */
@@ -97,8 +89,8 @@ static void await_others(const sums_t *s, i64 call)
 {
     i64 *done = mark_of(s, call, 0) + COUNT, before = -1, now, until = 0;
     while ((now = __atomic_load_n(done, __ATOMIC_ACQUIRE)) != s->chunks) {
-        if (now != before) until = in_ns(PATIENCE_NS);
-        else if (in_ns(0) >= until) return;
+        if (now != before) until = clock_ns(CLOCK_MONOTONIC) + PATIENCE_NS;
+        else if (clock_ns(CLOCK_MONOTONIC) >= until) return;
         before = now;
         sp_futex_until((u32 *)done, (u32)now, until);
     }

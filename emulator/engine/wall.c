@@ -12,20 +12,12 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SHORTEST_NS 1000    /* delays below this are not counted: nothing was to be slept */
 #define AGAIN_NS 100000     /* least time between two looks whether the wall has made something final */
 #define SLICE_NS 100000     /* the shortest slice Linux grants (kernel/sched/syscalls.c, 0.1 to 100 ms) */
 #define LONGEST_NS ((i64)1 << 61) /* 73 years: as far as any instant lies ahead */
-
-static i64 clock_ns(clockid_t clock)
-{
-    struct timespec ts;
-    clock_gettime(clock, &ts);
-    return (i64)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
 
 static i64 wall_now(void) { return clock_ns(CLOCK_MONOTONIC); }
 

@@ -253,9 +253,9 @@ class SuperpodProcessGroup(GroupIdentity):
         return lists[0]
 
 
-_TELLS = "barrier"  # has nothing of its own to refuse
+_UNTOLD = {"barrier"}  # has nothing of its own to refuse
 for _name, _call in list(vars(SuperpodProcessGroup).items()):
-    if callable(_call) and not _name.startswith("__") and _name != _TELLS:
+    if callable(_call) and not _name.startswith("__") and _name not in _UNTOLD:
         setattr(SuperpodProcessGroup, _name, told(_call))
 
 

@@ -148,9 +148,9 @@ def landing(tensors: Tensors, load: bool = False) -> Landing:
     Args:
         load: the place holds the tensors' present values.
     """
-    if len(tensors) == 1 and tensors[0].is_contiguous():
-        return Landing(flat(tensors[0]))
     arrays = [array_of(tensor) for tensor in tensors]
+    if len(arrays) == 1 and arrays[0].flags.c_contiguous:
+        return Landing(arrays[0] if arrays[0].ndim == 1 else arrays[0].reshape(-1))
     if load:
         return Landing(joined(arrays), arrays)
     dtype = one_dtype(tensors)

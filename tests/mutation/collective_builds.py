@@ -67,7 +67,7 @@ COLLECTIVE = (
     ("descriptors not compared", _WORK, "            compare(self)\n        self._moving = None", "            pass\n        self._moving = None", f"{_AGREE} differences"),
     ("time-out without effect", _WORK, "return movement.Here(self.group, self.number, self._phase, until_ps)", "return movement.Here(self.group, self.number, self._phase, None)", f"{_AGREE} its_instant"),
     ("set_timeout without effect", "collectives/dist/identity.py", "    def set_timeout(self, timeout: timedelta) -> None:\n        \"\"\"Set the virtual time a call of this group may take, from the next one on.\"\"\"\n        self._timeout_ps = timeout_ps(timeout)", "    def set_timeout(self, timeout: timedelta) -> None:\n        pass", f"{_DIST} errors and size"),
-    ("strides ignored", "collectives/dist/tensors.py", "if len(tensors) == 1 and tensors[0].is_contiguous():", "if len(tensors) == 1:", f"{_DIST} over_rma"),
+    ("strides ignored", "collectives/dist/tensors.py", "if len(arrays) == 1 and arrays[0].flags.c_contiguous:", "if len(arrays) == 1:", f"{_DIST} over_rma"),
     ("barriers in less code never late", "collectives/coll.py", "if limit_ps is not None and took_ps > limit_ps:", "if False:", f"{_DIST} less_code"),
     ("barriers in less code not counted", "collectives/at_once.py", "            group.calls = number\n            chosen", "            chosen", f"{_DIST} less_code"),
     ("barriers in less code not compared", "collectives/at_once.py", "            if not agreed:\n                compare(_called", "            if False:\n                compare(_called", f"{_DIST} errors and order"),

@@ -25,6 +25,7 @@ def refused(kind, words, call, *args, **more):
 
 # found at the call, by the rank that makes it
 refused(UsageError, ["sparse"], dist.all_reduce, torch.eye(2).to_sparse())
+refused(UsageError, ["sparse"], dist.all_reduce, torch.eye(2).to_sparse_csr())
 refused(SizeError, ["7 rows", "3 ranks"], dist.all_to_all_single, torch.zeros(7), torch.zeros(7))
 refused(
     SizeError, ["[1, 1, 1]"], dist.all_to_all_single, torch.zeros(4), torch.zeros(4), [1, 1, 2], [1, 1, 1]

@@ -53,7 +53,8 @@ class _Machine(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name not in __all__:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            there = f"; it is emulator.errors.{name}" if hasattr(errors, name) else ""
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{there}")
         context = importlib.import_module("emulator.context")
         value = getattr(context, name)  # Device too: context makes them
         super().__setattr__(name, value)

@@ -29,6 +29,7 @@ from emulator.errors import UsageError
 from launch import limits, mpirun, osproc, outputs, paths, tracefile, warm
 from launch.jobtable import JobStatus
 from launch.memory import PssSampler
+from launch.mpirun_end import Overdue
 from launch.notices import StderrRelay
 from launch.progress import StartProgress
 
@@ -162,7 +163,10 @@ class _Job:
         """Wait for mpirun to end; pass signals on to it. Return its exit status as a shell would say it."""
         assert self.mpirun is not None and self.server is not None
         self.progress.start()
+        overdue = Overdue(self.mpirun.pid)
         while (code := self.mpirun.poll()) is None:
+            if overdue():
+                return self._give_up_mpirun()
             got = signal.sigtimedwait(_WATCHED, _TICK_S)
             if got is not None and got.si_signo != signal.SIGCHLD:
                 self.signals.add(got.si_signo)
@@ -173,6 +177,13 @@ class _Job:
                 self.sampler = self.sampler or PssSampler([os.getpid(), self.server.pid or os.getpid()])
                 self.sampler.step()
         return code if code >= 0 else 128 - code
+
+    def _give_up_mpirun(self) -> int:
+        """Say that all ranks have ended and mpirun has not; `clean_up` ends it."""
+        text = "all ranks have ended, but mpirun has not, and is ended; their exit codes are not known"
+        print(f"superpod: error: {text}", file=sys.stderr, flush=True)
+        self.signals.add(signal.SIGKILL)  # which is ours: nothing to explain
+        return 1
 
     def _all_up(self) -> bool:
         s = self.status

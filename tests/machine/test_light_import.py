@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import emulator
+
 SEEN = """
 import sys
 {first}
@@ -29,3 +31,9 @@ def test_the_package_is_light_and_device_a_function(first: str, loaded: str) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:1] == loaded.split()
+
+
+def test_an_error_looked_for_in_the_package_is_said_to_be_in_errors() -> None:
+    """Fails where the AttributeError does not say where the name is."""
+    with pytest.raises(AttributeError, match=r"no attribute 'RankLostError'; it is emulator\.errors\."):
+        _ = emulator.RankLostError

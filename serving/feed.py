@@ -201,7 +201,7 @@ class OpenSource:
         self._state = _state(folder)
         self._log = open(folder / _LOG, "rb")  # noqa: SIM115 - as long as the rank lives
         self._folder = folder
-        self._bell = os.open(folder / _BELL, os.O_RDONLY) if self._leads else -1
+        self._bell = _open_bell(folder) if self._leads else -1
         self._exchange = self._position = 0
         self.closed = False
         self._record = None
@@ -333,6 +333,13 @@ def spec_of(fields: Mapping[str, Any], now_ps: int) -> RequestSpec:
         choice=int(fields["choice"]),
         priority=int(fields["priority"]),
     )
+
+
+def _open_bell(folder: Path) -> int:
+    """The reader's end, which blocks when it is read; opening it must not wait for a writer that has gone."""
+    bell = os.open(folder / _BELL, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(bell, True)
+    return bell
 
 
 def _state(folder: Path) -> NDArray[np.int64]:

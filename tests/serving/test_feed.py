@@ -99,6 +99,22 @@ def test_a_writer_that_dies_has_closed(tmp_path: Path) -> None:
     assert leader.closed and follower.closed
 
 
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "died"])
+def test_a_writer_that_has_gone_before_the_leader_looks(closes: bool, tmp_path: Path) -> None:
+    """Ctrl-C while ranks start. Mutation: a bell opened as pipes are, which waits for a writer for ever."""
+    feed = Feed.create(tmp_path)
+    if closes:
+        feed.close()
+    feed.forget()
+    sources: list[OpenSource] = []
+    thread = threading.Thread(target=lambda: sources.append(OpenSource(tmp_path, 0)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert sources, "the leader waits for a writer"
+    sources[0].announce(True, 5)
+    assert sources[0].take(5) == [] and sources[0].closed
+
+
 def test_a_broken_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text('{"format": "other"}\n')

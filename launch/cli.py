@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             _say(e.format_message())
             return USAGE_EXIT
         return _complain(e.format_message() + where)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):  # the latter while commands are imported
         return 130
     except OutputError as e:
         if isinstance(e.cause, BrokenPipeError):  # whoever read our tables has left

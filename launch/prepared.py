@@ -18,10 +18,31 @@ from serving.replay import Replay, merge, write_replay
 
 _PLAN = "plan.pickle"
 
+_OF_A_RUN = ("machine.json", "results.jsonl", "reference.jsonl")
+"""What ranks that ran an earlier job of the directory have left."""
+
+
+def check_place(directory: Path) -> None:
+    """Refuse a place that holds anything but an earlier job: its files would be written over. Raises
+    UsageError."""
+    try:
+        is_free = (directory / _PLAN).exists() or not directory.exists() or not any(directory.iterdir())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--prepare {directory}: no job can be written there: {error}") from None
+    if not is_free:
+        raise UsageError(f"--prepare {directory}: it holds other files; name a new directory")
+
+
+def clear(directory: Path) -> None:
+    """Take away what an earlier job's ranks left, which would be told as the new one's."""
+    for name in _OF_A_RUN:
+        (directory / name).unlink(missing_ok=True)
+
 
 def write(plan: Replay, directory: Path, config: Mapping[str, Any]) -> None:
     """Write what the ranks and the report need."""
     directory.mkdir(parents=True, exist_ok=True)
+    clear(directory)
     write_replay(plan, directory)
     Progress(directory, plan.job.num_ranks, create=True)
     (directory / "config.json").write_text(json.dumps(dict(config)))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from emulator.errors import UsageError
 from emulator.faults import FaultPlan
+from launch import prepared
 from launch.chaos.carried import check_plan
 from launch.cmd_run import check_choice, check_pod, parse_set
 from launch.model_options import acceptance_of, quantization_of
@@ -111,6 +112,8 @@ def read_request(options: ReplayOptions) -> ReplayRequest:
     num_ranks = ranks_of(options.ranks, options.trace)
     check_pod(num_ranks, options.pod, settings)
     refuse_results_of_prepared(options)
+    if options.prepare is not None:
+        prepared.check_place(options.prepare)
     in_place = recovery_times(options.recovery, options.heartbeat_period, options.heartbeat_timeout)
     after = policy(num_ranks, in_place, options.spares, options.reload, options.degraded)
     faults = _plan_of_faults(options, num_ranks, settings, in_place is not None)

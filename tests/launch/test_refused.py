@@ -7,7 +7,7 @@ import pytest
 
 from emulator.errors import UsageError
 from emulator.solo import solo_device
-from launch import paths, warm
+from launch import paths, prepared, warm
 from launch.cli import main
 from launch.cmd_serve import listening
 from launch.run import check_places
@@ -104,6 +104,25 @@ def test_a_plan_that_names_nothing(
     plan.write_text(f"[[fault]]\n{text}\n")
     assert main(["chaos", "--plan", str(plan)]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_a_job_is_not_written_over_other_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`--prepare model` wrote over the model's config.json. Fails also where results of an earlier job are
+    kept, which a report told as the new job's."""
+    job = ["replay", "-n", "2", "--no-memory-check", "--requests", "2", "--prepare"]
+    other = tmp_path / "config.json"
+    other.write_text("mine")
+    assert main([*job, str(tmp_path)]) == main([*job, str(other)]) == 2
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and f"--prepare {tmp_path}: it holds other files" in said[0]
+    assert f"--prepare {other}: no job can be written there" in said[1] and other.read_text() == "mine"
+    place = tmp_path / "job"
+    place.mkdir()
+    for name in ("plan.pickle", "machine.json", "results.jsonl"):
+        (place / name).write_text("{}")
+    prepared.check_place(place)
+    assert main([*job, str(place)]) == 0
+    assert not (place / "machine.json").exists() and not (place / "results.jsonl").exists()
 
 
 @pytest.mark.parametrize("text", ["foo", "-5", "nan", "inf", ""])

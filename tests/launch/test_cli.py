@@ -140,6 +140,16 @@ def test_make_checkpoint_unknown_preset(sandbox: Sandbox, tmp_path: Path) -> Non
     assert "mini" in result.stderr
 
 
+def test_ctrl_c_while_commands_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where only a command that has begun is interrupted without a traceback."""
+
+    def interrupted(words: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_register", interrupted)
+    assert cli.main(["doctor"]) == 130
+
+
 def test_doctor_reports_this_machine(sandbox: Sandbox) -> None:
     result = sandbox.run([SUPERPOD, "doctor", "--json"])
     report = json.loads(result.stdout)

@@ -208,7 +208,7 @@ class Template:
             self._be_rank(hello, stub, stub_pid, files[1:])
         for f in files[1:]:
             os.close(f)
-        local = hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
+        local = _place(hello)
         rank = self.ranks[stub.fileno()] = self.by_pid[pid] = _Rank(pid, stub, stub_pid, local)
         self.came.add(local)
         self.mpirun = osproc.parent_of(stub_pid) or self.mpirun
@@ -271,7 +271,7 @@ class Template:
             _take_environment(hello, self.shm)
             own_stdin = self.own_stdin and hello.number("OMPI_COMM_WORLD_RANK", 0) == 0
             inherit_from(stub_pid, hello, files, own_stdin)
-            local = hello.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
+            local = _place(hello)
             if self.accelerated:
                 board.enter(hello.number("PMIX_RANK", 0))
             mpi: Any = sys.modules["mpi4py.MPI"]
@@ -282,6 +282,13 @@ class Template:
             traceback.print_exc()
         finally:
             os._exit(1)
+
+
+def _place(hello: wire.Hello) -> int:
+    """A rank's place in the job's table: its number where all ranks are on this host, as who watches for
+    deaths reads it. (mpirun counts local ranks as it maps them, by default in turns over sockets.)"""
+    here, all_ = (hello.number(f"OMPI_COMM_WORLD_{which}SIZE", 1) for which in ("LOCAL_", ""))
+    return hello.number("OMPI_COMM_WORLD_RANK" if here == all_ else "OMPI_COMM_WORLD_LOCAL_RANK", 0)
 
 
 def _kill_group(pid: int, signum: int) -> None:

@@ -166,6 +166,20 @@ def test_keep_going_survivors_finish(sandbox: Sandbox, how: str) -> None:
     sandbox.assert_clean()
 
 
+def test_who_died_is_known_by_its_number_however_mpirun_maps_ranks(sandbox: Sandbox) -> None:
+    """Fails where the job's table has local ranks, counted as mpirun maps: living ones were marked dead."""
+    program = Path(__file__).parents[2] / "examples" / "killed_rank.py"
+    options = (
+        "--continuous",
+        "-x",
+        "SUPERPOD_CONFIG",
+    )  # mapped in turns over sockets, if it can
+    command = sandbox.mpirun(8, "superpod-rank", str(program), options=options)
+    ran = sandbox.run(command, env={"SUPERPOD_CONFIG": '{"keep_going": true}'})
+    lines = [f"rank {rank}: lost [3] at 2416972 ps, 7 go on" for rank in range(8) if rank != 3]
+    assert sorted(ran.stdout.splitlines()) == lines, ran.stderr
+
+
 def test_a_signal_reaches_the_program(sandbox: Sandbox) -> None:
     program = sandbox.pids_dir / "usr1.py"
     program.write_text(

@@ -179,8 +179,10 @@ class SuperpodProcessGroup(GroupIdentity):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def barrier(self, opts: Any = None, **_: Any) -> GroupWork:
-        """Wait for all members. `opts.timeout` counts for this call, the group's otherwise."""
+    def barrier(self, opts: Any = None, timeout: Any = None, **_: Any) -> GroupWork:
+        """Wait for all members. `timeout`, or `opts.timeout`, counts for this call, the group's otherwise."""
+        if timeout is not None:
+            return GroupWork(coll.barrier(self.group, async_op=True), [], limit_ps=timeout_ps(timeout))
         group = self._met or self.group
         blocking = opts is None or not opts.asyncOp
         took_ps = group.quick() if blocking and group.quick is not None else -1

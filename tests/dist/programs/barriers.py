@@ -60,4 +60,11 @@ chosen = " ".join(name for kind, _, name, _ in world.group.log if kind == "barri
 chosen = " ".join(name for kind, _, name, _ in world.group.log if kind == "barrier")
 print(f"rank {me} at {times}")
 print(f"rank {me} is quick: {world.group.quick is not None}; {chosen}")
+try:  # the group's own method takes a time-out too
+    if me == 0:
+        emulator.sleep_ps(5 * MS)
+    world.barrier(timeout=timedelta(milliseconds=2)).wait()
+    assert me == 0, "a time-out given by name has no effect"
+except CollectiveTimeoutError as error:
+    assert error.timeout_ps == 2 * MS
 dist.destroy_process_group()

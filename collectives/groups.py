@@ -200,6 +200,15 @@ class Group:
         chosen = sorted((row[1], place) for place, row in enumerate(rows) if row[0] == color)
         return Group.of(self.device, [self.members[place] for _, place in chosen])
 
+    def meet(self) -> None:
+        """Agree with all members on where the group's bytes and signals lie, which its first collective does
+        otherwise. Collective.
+
+        Raises: CollectiveTimeoutError, CollectiveMismatchError: some do not come. UsageError: no room left.
+        """
+        if self._store is None:
+            self._store = self._opened_anew()
+
     def free(self) -> None:
         """Give the slot back; local, when the group's last collective has ended on all members. The world
         stays.
@@ -230,9 +239,7 @@ class Group:
     def store(self) -> SharedStore:
         """The group's published bytes (agrees on a slot at its first use)."""
         if self._store is None:
-            if self._slot < 0:
-                self._agree()
-            self._store = self._opened()
+            self._store = self._opened_anew()
         return self._store
 
     @property
@@ -265,7 +272,9 @@ class Group:
             self.enter, self.place = compiled.entrance(channel, self.size, mine), channel
             self.clock = compiled.clock
 
-    def _opened(self) -> SharedStore:
+    def _opened_anew(self) -> SharedStore:
+        if self._slot < 0:
+            self._agree()
         job = int(self.device.board.header[Board.HEADER_JOB])
         key = f"{zlib.crc32(repr((self.members, self.name)).encode()):08x}-{self._serial}"
         folder = os.environ.get(MPI_SEGMENTS, "/dev/shm")

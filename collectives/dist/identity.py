@@ -1,6 +1,8 @@
 """A process group but for its calls: who is in it, what torch asks about, its end.
 
-A group costs nothing when it is made. Its first collective meets its members, and them only.
+A group that all ranks make in turn meets its members when it is made, as other backends connect theirs: they
+may then use their groups in any order. One made by its members alone (`use_local_synchronization`), in an
+order of their own, costs nothing before its first collective, which meets them.
 """
 
 from __future__ import annotations
@@ -42,14 +44,18 @@ class GroupIdentity(_Base):  # type: ignore[misc]
         self._members = tuple(members) or tuple(range(size))
         self._check_place(rank, len(members) or self._device.num_ranks)
         self._timeout_ps = timeout_ps(timeout)
+        self._name, self._desc = name, ""
         self._met: Group | None = None
         if not members:
             self._meet(Group.world(self._device))
-        self._name, self._desc = name, ""
         self._ended = GroupWork.ended()
         self._messages = Messages(self._device, name, self._members, lambda: self._timeout_ps)
         if not members:
             give_back()  # what start-up has touched
+            return
+        group = self.group  # groups of the same members are told apart by the order they are made in
+        if self._made_by_all():
+            group.meet()
 
     @classmethod
     def from_options(cls, options: Any) -> Self:
@@ -79,11 +85,17 @@ class GroupIdentity(_Base):  # type: ignore[misc]
 
     @property
     def group(self) -> Group:
-        """The machine's group, met at the first use. Collective then."""
+        """The machine's group; after `abort` another one, made at the first use."""
         if self._met is None:
-            self._meet(Group.of(self._device, self._members))
+            name = self._name if self._made_by_all() else None
+            self._meet(Group.of(self._device, self._members, name))
         assert self._met is not None
         return self._met
+
+    def _made_by_all(self) -> bool:
+        """Whether torch counted the group: all ranks make it, at one place of their program. Names of others
+        are hashes, of how many groups a rank has made, too: not the same on all members."""
+        return self._name.isdigit()
 
     def _meet(self, group: Group) -> None:
         group.apart = True  # as in torch, a call may block on one rank and not on another

@@ -46,6 +46,14 @@ def test_barriers_in_less_code_are_barriers_and_end_late_where_they_must():
         assert seen == [ending.replace("late", "ended" if rank == 1 else "late") for ending in ENDINGS]
 
 
+@pytest.mark.parametrize(("made", "ends"), [("by all", "[[6.0], [60.0]]"), ("local", "told")])
+def test_groups_may_be_used_first_in_any_order(made, ends):
+    """Right sums where all ranks made them; an error on every rank, never another group's sums, where their
+    members did. Shown to fail when groups meet at their first use (wrong sums, once told apart by that)."""
+    ran = run_ranks(3, PROGRAMS / "orders.py", args=(made,))
+    assert sorted(ran.stdout.splitlines()) == [f"rank {rank}: {ends}" for rank in range(3)]
+
+
 @pytest.mark.parametrize("name", ["torch_ddp", "torch_fsdp2"])
 def test_training_loses_as_under_gloo(name):
     """Ten digits of each step's loss, 8 ranks. Shown to fail when a maximum is taken for a sum."""

@@ -73,6 +73,8 @@ COLLECTIVE = (
     ("barriers in less code not compared", "collectives/at_once.py", "            if not agreed:\n                compare(_called", "            if False:\n                compare(_called", f"{_DIST} errors and order"),
     ("never prepared after a late first call", "collectives/disagreement.py", "if not group.prepared:", "if work.number == 1:", f"{_DIST} less_code"),
     ("records never wait", "emulator/engine/native.py", "if not self._local[WAITING]:", "if True:", f"{_DIST} every_call and started"),
+    ("groups of torch meet at their first use", "collectives/dist/identity.py", "        if self._made_by_all():\n            group.meet()", "        del group", f"{_DIST} any_order"),
+    ("groups of torch told apart by their first use", "collectives/dist/identity.py", "        group = self.group  # groups of the same members are told apart by the order they are made in\n        if self._made_by_all():\n            group.meet()", "        return", f"{_DIST} any_order and local"),
     ("futures wait at once", "collectives/dist/work.py", "        if self._future is None:\n", "        if self._future is None:\n            self.wait()\n", f"{_DIST} buckets"),
     ("works leave at waits only", _WORK, "progress.catch_up(self.group)", "pass", f"{_DIST} buckets"),
     # symmetric memory

@@ -1,10 +1,10 @@
 """Wall time of torch.distributed calls, superpod beside gloo: `python benchmarks/torch_backend.py [RANKS]`.
 
-Each row is a call's wall time on rank 0 in milliseconds: of three rounds of calls in a row, after three to
-warm up (the first ones copy pages of the process they were forked from), the median of the rounds' means. For
-superpod also the emulated time a call takes on the machine, in microseconds; and for both the time to form
-the group. gloo is asked up to 32 ranks: it opens n² sockets, and at 192 ranks on one host it fails. `--json
-FILE` writes the rows.
+Each row is a call's wall time on rank 0 in milliseconds: the median of the means of three rounds of calls in
+a row, after one round to warm up (the first ten or so copy pages of the process they were forked from, 20 to
+200 ms each among 384). For superpod also the emulated time a call takes on the machine, in microseconds; and
+for both the time to form the group. gloo is asked up to 32 ranks: it opens n² sockets, and at 192 ranks on
+one host it fails. `--json FILE` writes the rows.
 """
 
 import argparse
@@ -22,28 +22,27 @@ import torch
 import torch.distributed as dist
 
 GLOO_MOST = 32
-_WARM, _ROUNDS = 3, 3
+_ROUNDS, _CALLS = 3, 20
 RANK = "OMPI_COMM_WORLD_RANK"
 
 
 def calls(size: int) -> Iterator[tuple[str, Callable[[], object], int]]:
     """What is measured: name, call, repeats."""
     small, large = torch.ones(256), torch.ones(1 << 18)
-    few = 10 if size > 32 else 20
-    yield "barrier", dist.barrier, few
-    yield "all_reduce 1 KiB", lambda: dist.all_reduce(small, op=dist.ReduceOp.MAX), few
-    yield "all_reduce 1 MiB", lambda: dist.all_reduce(large, op=dist.ReduceOp.MAX), few
-    yield "broadcast 1 MiB", lambda: dist.broadcast(large, 0), few
+    yield "barrier", dist.barrier, _CALLS
+    yield "all_reduce 1 KiB", lambda: dist.all_reduce(small, op=dist.ReduceOp.MAX), _CALLS
+    yield "all_reduce 1 MiB", lambda: dist.all_reduce(large, op=dist.ReduceOp.MAX), _CALLS
+    yield "broadcast 1 MiB", lambda: dist.broadcast(large, 0), _CALLS
     for per_pair in (64, 7680):
         send = torch.ones(size * per_pair, dtype=torch.uint8)
         recv = torch.empty_like(send)
         name = f"all_to_all_single {per_pair:,} B a pair"
-        yield name, lambda send=send, recv=recv: dist.all_to_all_single(recv, send), few
+        yield name, lambda send=send, recv=recv: dist.all_to_all_single(recv, send), _CALLS
     part, whole = torch.ones(4096 // 4), torch.ones(size * 4096 // 4)
-    yield "all_gather 4 KiB a rank", lambda: dist.all_gather_single(whole, part), few
-    yield "reduce_scatter 4 KiB a rank", lambda: dist.reduce_scatter_single(part, whole), few
+    yield "all_gather 4 KiB a rank", lambda: dist.all_gather_single(whole, part), _CALLS
+    yield "reduce_scatter 4 KiB a rank", lambda: dist.reduce_scatter_single(part, whole), _CALLS
     found: list[object] = [None] * size
-    yield "all_gather_object", lambda: dist.all_gather_object(found, {"rank": 1}), few
+    yield "all_gather_object", lambda: dist.all_gather_object(found, {"rank": 1}), _CALLS if size <= 32 else 3
 
 
 def now_us(backend: str) -> float:
@@ -72,9 +71,7 @@ def measure(backend: str, path: str) -> None:
     dist.barrier()
     rows = [{"call": "form the group", "wall_ms": 1e3 * (time.perf_counter() - start), "emulated_us": 0.0}]
     for name, call, repeats in calls(dist.get_world_size()):
-        for _ in range(_WARM):
-            call()
-        rounds = [one_round(call, repeats, backend) for _ in range(_ROUNDS)]
+        _, *rounds = (one_round(call, repeats, backend) for _ in range(1 + _ROUNDS))
         wall_ms, took_us = (statistics.median(each) for each in zip(*rounds, strict=True))
         rows.append({"call": name, "wall_ms": wall_ms, "emulated_us": took_us})
     if dist.get_rank() == 0:
